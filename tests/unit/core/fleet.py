@@ -1,4 +1,4 @@
-"""A pretended fleet that feeds facts to the core, and keeps the journal as a controller would."""
+"""A simulated fleet that feeds facts to the core, and keeps the journal as a controller would."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def plan_of(*roles: RolePlan, spares: int = 0, **bounds: Any) -> Plan:
 
 
 class Fleet:
-    """Nodes n1 … nN of a plan. Each method tells one fact and returns the decisions (None: it was refused)."""
+    """Nodes n1 … nN of a plan. Each method feeds one fact to the core and returns the decisions (None: it was
+    refused)."""
 
     def __init__(self, plan: Plan, *, suspects: tuple[str, ...] = ()) -> None:
         self.plan, self.job, self.now = plan, new_job(plan), 1000.0
@@ -66,10 +67,11 @@ class Fleet:
     def state(self, node: str) -> NodeState:
         return self.job.nodes[node].state
 
-    # ---- what agents say
+    # ---- facts of agents
 
     def by(self, node: str) -> dict[str, Any]:
-        """The next words of a node's agent: who, and the how-manieth."""
+        """The fields of the next fact of a node's agent that identify it: node, incarnation, sequence number,
+        generation."""
         self.seqs[node] += 1
         incarnation = f"{node}.{self.incarnations[node]}"
         return {"node": node, "incarnation": incarnation, "seq": self.seqs[node], "generation": self.generation}
@@ -81,7 +83,7 @@ class Fleet:
         return decisions
 
     def rejoin(self, node: str) -> list[Decision]:
-        """A new agent on the node."""
+        """A new agent joins on the node."""
         self.incarnations[node] += 1
         self.seqs[node] = 0
         return self.join(node)
@@ -102,7 +104,7 @@ class Fleet:
         return decisions
 
     def step(self, *nodes: str, step: int = 1, replica: str = "main-0") -> list[Decision]:
-        """Each reports its first step of the cycle."""
+        """Each node reports its first step of the cycle."""
         decisions: list[Decision] = []
         cycle = self.job.replicas[replica].cycle
         for node in nodes:
@@ -121,7 +123,7 @@ class Fleet:
         return self.tell(hung)
 
     def isolate(self, node: str, *, replica: str = "main-0", cycle: int | None = None) -> list[Decision] | None:
-        """It had lost everybody, its workers are dead, and it is back."""
+        """The node was partitioned for long, its workers are dead, and it is in touch again."""
         at = self.job.replicas[replica].cycle if cycle is None else cycle
         return self.tell(NodeIsolated(**self.by(node), replica=replica, cycle=at, for_s=30.0))
 
@@ -141,7 +143,7 @@ class Fleet:
             decisions += self.tell(NodeLeft(**self.by(node), reason="told to")) or []
         return decisions
 
-    # ---- what the controller sees
+    # ---- facts of the controller
 
     def requeue(self) -> list[Decision] | None:
         """Slurm starts the job again, on the same nodes."""
@@ -151,7 +153,7 @@ class Fleet:
         return self.tell(JobStarted(job="1", name="t", expected=self.names, generation=self.generation))
 
     def lose(self, node: str, *, safe_after_s: float = 0.0) -> list[Decision] | None:
-        """The node is given up; its workers may still run for so long."""
+        """The node is given up; its workers may still run for `safe_after_s`."""
         incarnation = f"{node}.{self.incarnations[node]}"
         cause = "heartbeat_timeout" if safe_after_s else "connection_closed"
         return self.tell(NodeLost(node=node, incarnation=incarnation, cause=cause, safe_after_s=safe_after_s))

@@ -19,7 +19,7 @@ def without_agents():
 
 
 def test_no_agent_left_is_the_batch_hosts_to_judge():
-    """The job does not stop for want of nodes while the batch host may start the agents again."""
+    """The job does not stop for lack of nodes while the batch host may start the agents again."""
     fleet = without_agents()
     fleet.later(EMPTY_S - 1.0)
     assert fleet.said(Shutdown) == []
@@ -28,7 +28,7 @@ def test_no_agent_left_is_the_batch_hosts_to_judge():
 
 
 def test_deaths_that_arrive_one_by_one_are_taken_together():
-    """Too few nodes in a moment of many deaths is no reason to stop yet; a moment later it is."""
+    """Many deaths may arrive one by one: too few nodes are no reason to stop yet; a moment later they are."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.lose("n3")
     fleet.lose("n1")
@@ -40,8 +40,8 @@ def test_deaths_that_arrive_one_by_one_are_taken_together():
 
 
 def test_agents_that_were_started_again_are_waited_for():
-    """The rendezvous waits for them beyond the moment at which it would stop, closes with those that join, and it
-    costs no restart."""
+    """The rendezvous waits for the new agents beyond the moment at which it would stop, closes with those that join,
+    and costs no restart."""
     fleet = without_agents()
     fleet.later(3.0)
     fleet.tell(AgentsStarted(nodes=("n1", "n3"), missing=("n2",), step_ended=True))
@@ -63,7 +63,8 @@ def test_agents_that_never_join_do_not_hold_the_job_for_ever():
 
 
 def test_end_of_the_step_is_no_fault_of_its_nodes():
-    """It does not count for the quarantine: neither where the death is known already, nor where it comes later."""
+    """Its deaths do not count for the quarantine, neither those that are known already nor those that are reported
+    later."""
     fleet = running(plain(nodes=2, spares=1, quarantine_after=1))
     fleet.lose("n1")
     fleet.lose("n2")
@@ -78,13 +79,14 @@ def test_end_of_the_step_is_no_fault_of_its_nodes():
 
 
 def test_start_of_another_generation_is_stale():
-    """A batch host that Slurm has requeued meanwhile does not speak for the job."""
+    """A batch host that Slurm has requeued meanwhile decides nothing for the job."""
     fleet = without_agents()
     assert fleet.tell(AgentsStarted(nodes=ALL, generation=7)) is None
 
 
 def test_end_of_a_step_lifts_no_quarantine():
-    """Of a node that has left, with a process that no signal ends, no death was counted."""
+    """The node has left, with a process that no signal ends: no death was counted that the end of the step could
+    excuse."""
     fleet = running()
     fleet.tell(NodeLeft(**fleet.by("n2"), reason="processes are left", survivors=(1,)))
     fleet.ready("n1")

@@ -36,8 +36,8 @@ def is_running(fleet: Fleet, replica: str = "main-0") -> bool:
 
 
 def crash(fleet: Fleet, *, lived_s: float = LIVED_S) -> float:
-    """A worker of the running cycle fails after so long, and all nodes get ready at once. Returns for how long the
-    rendezvous is open after that."""
+    """A worker of the running cycle fails after `lived_s`, and all nodes get ready at once. Returns how long the
+    rendezvous then stays open."""
     fleet.now += lived_s
     assert fleet.fail("n1") is not None
     fleet.ready("n1", "n2")
@@ -45,7 +45,7 @@ def crash(fleet: Fleet, *, lived_s: float = LIVED_S) -> float:
 
 
 def paused(fleet: Fleet) -> float:
-    """Let the core's deadlines pass until the next cycle begins; how long that takes."""
+    """Let the core's deadlines pass until the next cycle begins; returns how long that takes."""
     began = fleet.now
     while not is_running(fleet):
         due = next_deadline(fleet.job)
@@ -66,14 +66,14 @@ def test_the_first_two_restarts_are_immediate_and_the_third_waits():
 
 
 def test_without_a_plan_for_it_no_restart_waits():
-    """So it is in plans of older versions, and with `backoff: off`."""
+    """Plans of older versions have none, and plans with `backoff: off`."""
     fleet = started(backoff=BackoffSpec(max=0.0))
     assert [crash(fleet) for _ in range(10)] == [0.0] * 10
     assert not any(each.delay_s or each.crashes for each in fleet.said(RestartDecided))
 
 
 def test_a_thousand_crashes_are_a_pause_of_the_limit():
-    """No number grows without bound on the way."""
+    """No number grows without a bound."""
     fleet = started(max_restarts=2000)
     for _ in range(1200):
         last = crash(fleet)
@@ -81,7 +81,7 @@ def test_a_thousand_crashes_are_a_pause_of_the_limit():
 
 
 def test_a_cycle_that_lasted_ends_the_row():
-    """A failure a minute and more after the start is no crash loop."""
+    """A failure more than a minute after the start does not belong to a crash loop."""
     fleet = started()
     assert [crash(fleet) for _ in range(4)][-1] == 2.0
     assert crash(fleet, lived_s=61.0) == 0.0
@@ -89,7 +89,7 @@ def test_a_cycle_that_lasted_ends_the_row():
 
 
 def test_a_new_step_ends_the_row():
-    """A job that gets further is worth its speed. One that dies at the same step each time does not get further."""
+    """A job that gets further restarts at once; one that fails at the same step each time does not get further."""
     fleet = started()
 
     def step(number: int) -> None:
@@ -104,7 +104,7 @@ def test_a_new_step_ends_the_row():
 
 
 def test_a_lost_node_is_no_crash():
-    """It neither waits nor counts, and it does not hide the crashes before it."""
+    """A lost node causes no pause and is not counted, and the crashes before it still count."""
     fleet = started()
     assert [crash(fleet) for _ in range(2)] == [0.0, 0.0]
     fleet.now += 1.0
@@ -118,7 +118,7 @@ def test_a_lost_node_is_no_crash():
 
 
 def test_the_pause_counts_from_the_failure():
-    """The teardown's time is part of it: who takes three seconds to get ready waits one more of four."""
+    """The pause includes the teardown: nodes that take three seconds to get ready wait for one more of four."""
     fleet = started()
     for _ in range(4):
         crash(fleet)
@@ -131,7 +131,7 @@ def test_the_pause_counts_from_the_failure():
 
 @pytest.mark.parametrize("reason", ["cancel", "time_limit", "interrupt"])
 def test_a_pause_ends_at_once_with_the_job(reason):
-    """Nobody waits for the next cycle of a job that ends."""
+    """No pause delays the end of a job."""
     fleet = started()
     for _ in range(5):
         crash(fleet)
@@ -159,7 +159,7 @@ def test_a_node_that_is_lost_during_the_pause_is_replaced_after_it():
 
 
 def test_a_round_that_cannot_close_any_more_is_not_kept_open_for_the_pause():
-    """The job ends when it is known that no node is left, not a pause later."""
+    """The job ends when no node is left, not a pause later."""
     fleet = started(rendezvous__join_timeout=2.0)
     for _ in range(5):
         crash(fleet)
@@ -173,14 +173,14 @@ def test_a_round_that_cannot_close_any_more_is_not_kept_open_for_the_pause():
 
 
 def test_with_evidence_awaited_the_pause_is_decided_with_the_restart():
-    """A rendezvous that waits for verdicts or steps waits for the pause after that, from the failure on."""
+    """If a rendezvous waits for verdicts or steps, it then waits for the pause, which counts from the failure."""
     fleet = started(progress=ProgressSpec(max_no_progress_cycles=50), attribution=AttributionSpec(enable_lib=False))
     assert [crash(fleet) for _ in range(5)] == [0.0, 0.0, 1.0, 2.0, 4.0]
     assert [each.delay_s for each in fleet.said(RestartDecided)] == [0.0, 0.0, 1.0, 2.0, 4.0]
 
 
 def test_all_replicas_that_restart_together_wait_together():
-    """One that began at once would fail for want of the others."""
+    """A replica that began earlier would fail for lack of the others."""
     role = RolePlan(name="a", command=("x",), replicas=2, on_failure="restart_job")
     fleet = Fleet(plan_of(role, max_restarts=100, backoff=BACKOFF))
     fleet.join(*fleet.names)
@@ -212,7 +212,7 @@ def test_a_new_generation_begins_a_new_row():
 
 
 def test_a_replay_decides_the_same():
-    """A controller that takes over in the middle of a pause goes on with it."""
+    """A controller that takes over during a pause continues it."""
     fleet = started()
     for _ in range(6):
         crash(fleet)
@@ -220,7 +220,7 @@ def test_a_replay_decides_the_same():
 
 
 def test_a_journal_of_an_older_version_is_replayed_as_it_was():
-    """Its plan says nothing of a back-off: none is decided. A plan and a record written now can be read there."""
+    """Its plan has no back-off, so none is decided. An older version can read a plan and a record of this one."""
     fleet = started(backoff=BackoffSpec(max=0.0))
     for _ in range(6):
         crash(fleet)

@@ -1,4 +1,4 @@
-"""The cause of a failure that its peers report first: settled when the next rendezvous could close."""
+"""The cause of a failure that its peers report first is settled when the next rendezvous could close."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ACTS = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
 
 
 class PeersFleet(Fleet):
-    """Whose workers lose their peers."""
+    """A fleet whose workers lose their peers."""
 
     def ends(self, node: str, rank: int, *, replica: str = "main-0", cycle: int = 0, **how: Any) -> list[Any] | None:
         return self.tell(WorkerFailed(**self.by(node), replica=replica, cycle=cycle, rank=rank, **how))
@@ -55,13 +55,13 @@ def started(nodes: int = 2, spares: int = 1, **bounds: Any) -> PeersFleet:
 
 
 def settled(fleet: PeersFleet) -> tuple[str, int | None]:
-    """What the one decision names; and a controller that takes over decides the same."""
+    """Node and rank of the one decision; a controller that takes over decides the same."""
     assert replay(new_job(fleet.plan), fleet.journal) == []
     return fleet.decided().node, fleet.decided().rank
 
 
 def test_teardown_begins_with_the_symptom_and_the_decision_waits():
-    """The rendezvous opens at once; what is done, and why, is decided when it could close."""
+    """The rendezvous opens at once; the action and its cause are decided when it could close."""
     fleet = started()
     decisions = fleet.loses_peer("n1", 0)
     assert [type(each) for each in decisions or []] == [RendezvousOpened]
@@ -72,7 +72,7 @@ def test_teardown_begins_with_the_symptom_and_the_decision_waits():
 
 
 def test_late_node_is_what_its_peers_have_lost():
-    """A node without power whose loss the failure detector has not judged yet: it is fenced because it is late."""
+    """A node without power, whose loss the failure detector has not found yet, is fenced because it is late."""
     fleet = started(teardown__grace=10.0, rendezvous__last_call=5.0, max_restarts=Allowance(count=0))
     fleet.loses_peer("n1", 0)
     fleet.ready("n1")
@@ -86,7 +86,8 @@ def test_late_node_is_what_its_peers_have_lost():
 
 
 def test_late_node_that_nothing_replaces_is_the_cause_of_the_end():
-    """The rendezvous has timed out before the failure detector has judged the node: the job ends, and names it."""
+    """The rendezvous has timed out before the failure detector has found the loss: the job ends, and names the
+    node."""
     fleet = started(spares=0, rendezvous__join_timeout=15.0)
     fleet.loses_peer("n1", 0)
     fleet.ready("n1")
@@ -96,7 +97,7 @@ def test_late_node_that_nothing_replaces_is_the_cause_of_the_end():
 
 
 def test_of_several_late_nodes_the_first_is_asked_about():
-    """In a dry run the sources are asked once the cause is known: in the step that fences the late nodes."""
+    """In a dry run the sources are asked once the cause is known, in the step that fences the late nodes."""
     fleet = started(nodes=3, spares=2, teardown__grace=10.0, rendezvous__last_call=5.0, attribution=DRY)
     fleet.loses_peer("n1", 0)
     fleet.ready("n1")
@@ -109,7 +110,7 @@ def test_of_several_late_nodes_the_first_is_asked_about():
 
 
 def test_late_node_is_not_the_cause_of_what_was_reported_before():
-    """What ended another worker is known: a node that is late after that is only late."""
+    """The failure of another worker is known: a node that is late after that is only late."""
     fleet = started(nodes=3, teardown__grace=10.0, rendezvous__last_call=5.0)
     fleet.loses_peer("n1", 0)
     fleet.ends("n3", 2, signal=9)
@@ -120,7 +121,8 @@ def test_late_node_is_not_the_cause_of_what_was_reported_before():
 
 
 def test_lost_node_spends_no_restart():
-    """The budget follows the cause: with none left for failed workers the job goes on after a node's loss."""
+    """The budget follows the cause: without a restart left for failed workers, the job goes on after a node's
+    loss."""
     fleet = started(max_restarts=Allowance(count=0))
     fleet.loses_peer("n1", 0)
     fleet.lose("n2")
@@ -132,7 +134,7 @@ def test_lost_node_spends_no_restart():
 
 
 def test_symptom_alone_is_a_failed_worker():
-    """Where nothing better is reported, the first report is the cause, and the budget counts it."""
+    """If no better cause is reported, the first report is the cause, and the budget counts it."""
     fleet = started(max_restarts=Allowance(count=0))
     fleet.loses_peer("n1", 0)
     fleet.ready("n1", "n2")
@@ -153,7 +155,7 @@ def test_worker_that_failed_by_itself_outranks_a_lost_peer(how):
 
 @pytest.mark.parametrize("first", ["n2", None])
 def test_cause_before_its_symptoms_is_decided_at_once(first):
-    """As ever: the peers' reports, after it, leave no trace."""
+    """The peers' reports after it leave no trace."""
     fleet = started()
     assert isinstance((fleet.ends("n2", 3, signal=9) if first else fleet.lose("n2") or [])[-1], RendezvousOpened)
     assert fleet.loses_peer("n1", 0) is None
@@ -162,7 +164,7 @@ def test_cause_before_its_symptoms_is_decided_at_once(first):
 
 
 def test_other_symptoms_leave_no_trace():
-    """A thousand ranks may report the same: each node's `node_ready` counts its own."""
+    """A thousand ranks may report the same: each node counts its own in `node_ready`."""
     fleet = started(nodes=3)
     fleet.loses_peer("n1", 0)
     before = len(fleet.journal)
@@ -172,7 +174,7 @@ def test_other_symptoms_leave_no_trace():
 
 
 def test_node_whose_loss_is_noticed_when_all_others_are_ready():
-    """The rendezvous waits for it anyway."""
+    """The rendezvous waits for that node anyway."""
     fleet = started(nodes=3)
     fleet.loses_peer("n1", 0)
     fleet.ready("n1", "n2")
@@ -184,7 +186,7 @@ def test_node_whose_loss_is_noticed_when_all_others_are_ready():
 
 
 def test_node_that_is_ready_and_lost_then_is_not_the_cause():
-    """It had reported that its workers were gone: it was there all the time."""
+    """The node had reported that its workers were gone, so no peer had lost it before."""
     fleet = started(nodes=2, spares=2)
     fleet.loses_peer("n1", 0)
     fleet.ready("n2")
@@ -195,7 +197,7 @@ def test_node_that_is_ready_and_lost_then_is_not_the_cause():
 
 @pytest.mark.parametrize(("after_s", "rank"), [(9.0, None), (10.0, None), (10.1, 0)])
 def test_node_that_dies_long_after_the_symptom_is_another_failure(after_s, rank):
-    """It took part in the teardown, so the first report was not about it."""
+    """After that time the node has taken part in the teardown, so the first report was not about it."""
     fleet = started()
     fleet.loses_peer("n1", 0)
     fleet.now += after_s
@@ -205,7 +207,7 @@ def test_node_that_dies_long_after_the_symptom_is_another_failure(after_s, rank)
 
 
 def test_silence_counts_from_the_last_sign_of_life():
-    """A partitioned node is given up long after it was heard last, and is the cause all the same."""
+    """A partitioned node is given up long after its last heartbeat, and is still the cause."""
     fleet = started()
     fleet.loses_peer("n1", 0)
     fleet.now += 20.0
@@ -216,7 +218,7 @@ def test_silence_counts_from_the_last_sign_of_life():
 
 
 def test_of_two_causes_the_first_counts():
-    """Two independent failures: by the moment at which each happened, not by that of its report."""
+    """Of two independent failures the one that happened first counts, not the one that was reported first."""
     fleet = started(nodes=3)
     fleet.now += 1.0
     fleet.loses_peer("n1", 0)
@@ -239,7 +241,7 @@ def test_facts_of_an_older_cycle_and_after_the_close_are_stale():
 
 
 def test_node_that_left_or_came_back_is_the_cause():
-    """Drained or preempted, or with a new agent: its peers noticed that first."""
+    """A node is drained or preempted, or has a new agent: its peers noticed that first."""
     for gone in (Fleet.leave, Fleet.rejoin):
         fleet = started()
         fleet.loses_peer("n1", 0)
@@ -249,7 +251,7 @@ def test_node_that_left_or_came_back_is_the_cause():
 
 
 def test_node_that_was_partitioned_for_long_is_the_cause():
-    """It killed its own workers, and reports that before it is given up."""
+    """The node killed its own workers, and reports that before it is given up."""
     fleet = started()
     fleet.loses_peer("n1", 0)
     fleet.tell(NodeIsolated(**fleet.by("n2"), replica="main-0", cycle=0, for_s=30.0))
@@ -258,7 +260,7 @@ def test_node_that_was_partitioned_for_long_is_the_cause():
 
 
 def test_sources_of_a_dry_run_are_asked_once_about_the_cause():
-    """Nothing waits for them: so not about the symptom."""
+    """Nothing waits for them, so they are not asked about the symptom."""
     fleet = started(attribution=DRY)
     fleet.loses_peer("n1", 0)
     assert fleet.said(AttributionAsked) == []
@@ -271,7 +273,7 @@ def test_sources_of_a_dry_run_are_asked_once_about_the_cause():
 
 
 def test_sources_that_may_stop_the_job_are_asked_again():
-    """They are asked at once, and again about the cause; what they say of the symptom does not count."""
+    """They are asked at once about the symptom, and again about the cause; answers about the symptom do not count."""
     fleet = started(attribution=ACTS)
     fleet.loses_peer("n1", 0)
     stop = Attribution(source="lib", verdict=Verdict.STOP)
@@ -286,7 +288,7 @@ def test_sources_that_may_stop_the_job_are_asked_again():
 
 
 def test_sources_of_a_dry_run_are_asked_about_a_symptom_that_is_all_there_is():
-    """At the decision, and their time counts from there."""
+    """They are asked at the decision, and their time counts from there."""
     fleet = started(attribution=DRY)
     fleet.loses_peer("n1", 0)
     fleet.now += 5.0
@@ -301,7 +303,7 @@ def test_sources_of_a_dry_run_are_asked_about_a_symptom_that_is_all_there_is():
 
 
 def test_step_that_the_cause_reports_is_the_steps_of_its_cycle():
-    """It may be the only worker that reports one: a cycle that made progress is not taken for one that made none."""
+    """The cause may be the only worker that reports a step: its cycle then counts as one that made progress."""
     fleet = started(progress=ProgressSpec(max_no_progress_cycles=1))
     fleet.loses_peer("n1", 0)
     fleet.ends("n2", 3, signal=9, step=7)
@@ -314,7 +316,7 @@ def replace_verdict(attribution: Attribution, verdict: Verdict) -> Attribution:
 
 
 def test_job_that_ends_meanwhile_has_its_failure_judged():
-    """Cancelled while the cause is open: the sources have their record, and nothing waits."""
+    """If the job is cancelled while the cause is open, the sources have their record, and nothing waits."""
     fleet = started(attribution=DRY)
     fleet.loses_peer("n1", 0)
     fleet.signal("cancel")
@@ -325,7 +327,7 @@ def test_job_that_ends_meanwhile_has_its_failure_judged():
 
 
 def test_other_replica_of_a_job_that_restarts_as_a_whole():
-    """A rollout loses its policy: the failure is the policy's, in its cycle and of its budget."""
+    """A rollout loses the policy as its peer: the failure is the policy's, in the policy's cycle and budget."""
     plan = plan_of(
         RolePlan(name="policy", command=("x",), on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
@@ -345,7 +347,7 @@ def test_other_replica_of_a_job_that_restarts_as_a_whole():
 
 
 def test_another_replica_that_is_ready_first_settles_no_symptom():
-    """The node that the policy has lost may still be heard of."""
+    """A report about the node that the policy has lost may still come."""
     plan = plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",)),
@@ -364,7 +366,7 @@ def test_another_replica_that_is_ready_first_settles_no_symptom():
 
 @pytest.fixture
 def together():
-    """Two replicas that restart together, a spare, and a rollout that has lost a peer: a node of the policy."""
+    """Two replicas that restart together, a spare, and a rollout that has lost a peer, a node of the policy."""
     plan = plan_of(
         RolePlan(name="policy", command=("x",), nodes_per_replica=2, on_failure="restart_job"),
         RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
@@ -380,7 +382,7 @@ def together():
 
 
 def test_the_failed_replica_waits_for_nodes_of_the_others(together):
-    """One of them may be what it has lost."""
+    """The lost peer may be one of those nodes."""
     together.lose("n2")
     assert settled(together) == ("n2", None)
     assert [replica.phase for replica in together.job.replicas.values()] == ["running"] * 2
@@ -407,8 +409,8 @@ def test_replicas_that_lack_nodes_do_not_wait_for_each_other():
     assert fleet.said(Shutdown)[0].exit_code == 75
 
 
-def test_restart_of_all_stays_one_whatever_the_other_replica_would_do():
-    """Its rendezvous are open by then."""
+def test_restart_of_all_stays_one_with_a_cause_in_the_other_replica():
+    """All rendezvous are open by then."""
     plan = plan_of(
         RolePlan(name="policy", command=("x",), on_failure="ignore"),
         RolePlan(name="rollout", command=("x",), on_failure="restart_job"),
@@ -424,7 +426,7 @@ def test_restart_of_all_stays_one_whatever_the_other_replica_would_do():
 
 
 def test_replicas_that_restart_alone_have_causes_of_their_own():
-    """The loss of a node of one is no cause of the other's failure."""
+    """The lost node of one replica is no cause of the other's failure."""
     plan = plan_of(RolePlan(name="main", command=("x",), replicas=2), spares=1)
     fleet = PeersFleet(plan)
     fleet.join(*fleet.names)
@@ -435,7 +437,7 @@ def test_replicas_that_restart_alone_have_causes_of_their_own():
 
 
 def test_journal_without_the_field_decides_as_it_did():
-    """Older agents do not say it: the first report is the cause, at once."""
+    """Older agents do not report lost peers as such: the first report is the cause, at once."""
     fleet = started()
     decisions = fleet.ends("n1", 0, exit_code=1, error="ConnectionResetError: peer")
     assert [type(each) for each in decisions or []] == [RestartDecided, RendezvousOpened]
@@ -445,7 +447,7 @@ def test_journal_without_the_field_decides_as_it_did():
 
 
 def hung(*, step_timeout: float, silent_s: float, limit_s: float | None = None) -> PeersFleet:
-    """n1 hangs, past a deadline of `limit_s`; 5 s later n2 is given up, which has been silent for so long."""
+    """n1 hangs, past a deadline of `limit_s`; 5 s later n2 is given up, after it was silent for `silent_s`."""
     fleet = started(hang__step_timeout=step_timeout, max_restarts=Allowance(count=1))
     fleet.hang("n1", limit_s=limit_s)
     fleet.now += 5.0
@@ -457,20 +459,20 @@ def hung(*, step_timeout: float, silent_s: float, limit_s: float | None = None) 
 
 
 def test_a_node_that_was_silent_is_the_cause_of_its_peers_hang():
-    """Where a hang is found before a node without power is lost. It spends no restart."""
+    """A hang may be found before the loss of a node without power. It spends no restart."""
     fleet = hung(step_timeout=10.0, silent_s=12.0)
     assert settled(fleet) == ("n2", None)
     assert (fleet.job.replicas["main-0"].restarted_at, len(fleet.job.nodes_lost_at)) == ([], 1)
 
 
 def test_the_deadline_that_has_passed_says_whether_a_hang_may_be_a_symptom():
-    """A section's may be short where the job's are long, and the other way round."""
+    """A section may have a short deadline in a job with long ones, and the other way round."""
     assert settled(hung(step_timeout=600.0, silent_s=12.0, limit_s=10.0)) == ("n2", None)
     assert settled(hung(step_timeout=10.0, silent_s=12.0, limit_s=600.0)) == ("n1", 0)
     assert settled(hung(step_timeout=600.0, silent_s=12.0)) == ("n1", 0)
 
 
-def test_a_node_that_was_heard_after_the_hang_is_not_its_cause():
+def test_a_node_with_a_heartbeat_after_the_hang_is_not_its_cause():
     assert settled(hung(step_timeout=10.0, silent_s=4.0)) == ("n1", 0)
 
 
@@ -508,7 +510,7 @@ def test_each_kind_of_evidence():
 
 @given(st.lists(st.tuples(st.sampled_from(FAILURES), st.integers(0, 9)), min_size=1, max_size=6))
 def test_cause_does_not_depend_on_the_order_of_the_reports(reports):
-    """Of all that is reported, the first that is no consequence; in whatever order it is heard."""
+    """The first failure that is no consequence wins, in whichever order the reports arrive."""
     failures = [replace(each, noticed=float(at)) for each, at in reports]
 
     def best(order: list[Failure]) -> tuple[bool, float]:

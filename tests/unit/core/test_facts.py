@@ -1,4 +1,4 @@
-"""What follows from each kind of fact, as whole records; and which facts leave no trace."""
+"""Which decisions follow from each kind of fact, as whole records, and which facts leave no trace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TWO_REPLICAS = RolePlan(name="main", command=("x",), replicas=2)
 IN_PROCESS = InProcessRestart(cause="e", iteration=1, world_size=2, active_world_size=2, total_s=0.1)
 OF_CYCLE: dict[str, Any] = {"replica": "main-0", "cycle": 0}
 
-# What an agent says of its node or of its workers.
+# Facts of an agent about its node or its workers.
 SAID: list[Callable[[dict[str, Any]], Fact]] = [
     lambda by: NodeReady(**by, **OF_CYCLE, port=1),
     lambda by: WorkersStarted(**by, **OF_CYCLE, pids={0: 1}),
@@ -75,7 +75,7 @@ NOTED: list[Callable[[dict[str, Any]], Fact]] = [
 
 @pytest.mark.parametrize("said", [*SAID, *NOTED])
 def test_nothing_of_an_agent_that_was_replaced_counts(said: Callable[[dict[str, Any]], Fact]) -> None:
-    """Nor of one that is unknown here."""
+    """Nor does anything of an agent that is not known."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.rejoin("n3")
     for node, incarnation in (("n1", "n1.9"), ("n3", "n3.0"), ("n9", "n9.0")):
@@ -84,8 +84,9 @@ def test_nothing_of_an_agent_that_was_replaced_counts(said: Callable[[dict[str, 
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_a_node_speaks_for_the_replica_whose_ranks_it_has(said: Callable[[dict[str, Any]], Fact]) -> None:
-    """Neither a spare nor a node of another replica does, whether main-0 runs or its rendezvous is open."""
+def test_a_node_reports_for_the_replica_whose_ranks_it_has(said: Callable[[dict[str, Any]], Fact]) -> None:
+    """A fact of a spare or of another replica's node does not count, whether main-0 runs or its rendezvous is
+    open."""
     fleet = running(plan_of(TWO_REPLICAS, spares=1))
     for _ in range(2):
         assert fleet.tell(said(fleet.by("n2"))) is None
@@ -94,10 +95,10 @@ def test_a_node_speaks_for_the_replica_whose_ranks_it_has(said: Callable[[dict[s
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_a_node_that_is_lost_after_its_work_was_done_speaks_for_none(
+def test_a_node_that_is_lost_after_its_work_was_done_reports_for_none(
     said: Callable[[dict[str, Any]], Fact],
 ) -> None:
-    """Its agent may live, and the others' cycle goes on."""
+    """Its agent may live, and the cycle of the others goes on."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.done("n1")
     fleet.lose("n1")
@@ -130,7 +131,7 @@ def test_a_proof_that_nothing_waits_for_is_no_fact() -> None:
 
 
 def test_evidence_is_given_by_members_of_the_cycle_that_has_failed() -> None:
-    """A node of another replica knows nothing of it."""
+    """A node of another replica has no evidence about it."""
     fleet = running(plan_of(TWO_REPLICAS, spares=0))
     lost = {**OF_CYCLE, "rank": 0, "exit_code": 1}
     assert fleet.tell(WorkerFailed(**fleet.by("n1"), **lost, peer_lost=True))
@@ -138,7 +139,8 @@ def test_evidence_is_given_by_members_of_the_cycle_that_has_failed() -> None:
 
 
 def test_after_a_shutdown_nothing_is_restarted() -> None:
-    """No failure, no hang at the exit, no rendezvous that could close; what the agents say is recorded."""
+    """A failure, a hang at the exit and a rendezvous that could close decide nothing; what agents report is
+    recorded."""
     fleet = running(plan_of(TWO_REPLICAS, hang=HangSpec(exit_skew=5.0)))
     fleet.fail("n2", replica="main-1")
     fleet.signal("cancel")
@@ -161,7 +163,7 @@ def test_a_request_for_stacks_is_answered_once() -> None:
 
 
 def test_a_job_starts_once_in_each_generation() -> None:
-    """Every replica is called to its first cycle, and the wait for its nodes has a bound."""
+    """The first rendezvous of every replica opens, and the wait for its nodes has a bound."""
     fleet = Fleet(plan_of(TWO_REPLICAS, spares=0, rendezvous__join_timeout=60.0))
     opened = [RendezvousOpened(replica=f"main-{number}", cycle=0) for number in range(2)]
     assert fleet.said(RendezvousOpened) == opened
@@ -176,7 +178,7 @@ def test_the_first_cycle_is_no_recovery() -> None:
 
 
 def test_a_cycle_recovers_once() -> None:
-    """What is said of its workers again changes nothing."""
+    """Another report about its workers changes nothing."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.fail("n1")
     fleet.now += 1.0
@@ -189,7 +191,7 @@ def test_a_cycle_recovers_once() -> None:
 
 
 def test_the_master_of_a_cycle_is_where_its_first_node_holds_a_port() -> None:
-    """The one that it named when it got ready."""
+    """The port is the one that the node named when it got ready."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.fail("n2")
     fleet.tell(NodeReady(**fleet.by("n1"), replica="main-0", cycle=1, port=31000))
@@ -198,11 +200,11 @@ def test_the_master_of_a_cycle_is_where_its_first_node_holds_a_port() -> None:
     assert (closed.master_addr, closed.master_port) == ("addr-n1", 31000)
 
 
-# -------------------------------------------------------------------------------- what a failure tells
+# -------------------------------------------------------------------------------- what a decision says of a failure
 
 
 def test_all_that_a_hung_worker_reports_is_in_the_decision() -> None:
-    """And the recovery counts from when it hung."""
+    """The recovery counts from the hang."""
     fleet = running(plain(nodes=2, spares=0, max_restarts=3))
     about: dict[str, Any] = {"why": "no step for 9 s", "where": "train.py:7", "step": 41, "ago_s": 2.0}
     fleet.tell(WorkerHung(**fleet.by("n2"), **OF_CYCLE, rank=3, **about))
@@ -213,7 +215,7 @@ def test_all_that_a_hung_worker_reports_is_in_the_decision() -> None:
 
 
 def test_all_that_is_known_of_a_lost_node_is_in_the_decision() -> None:
-    """How far its workers had come, and when it was lost."""
+    """The decision has the last step of its workers, and the recovery counts from the loss."""
     fleet = running(plain(nodes=2, spares=1, max_restarts=3))
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="connection_closed", step=41, ago_s=2.0))
     cause = "n2 lost: connection to its agent closed"
@@ -223,7 +225,7 @@ def test_all_that_is_known_of_a_lost_node_is_in_the_decision() -> None:
 
 
 def recovery(fleet: Fleet) -> dict[str, float]:
-    """The phases, if all that is left gets ready and starts at once."""
+    """The phases of the recovery, if all nodes that are left get ready and start at once."""
     fleet.ready(*(name for name in ("n1", "n2") if fleet.state(name) is NodeState.ACTIVE))
     fleet.started(*fleet.said(RendezvousClosed)[-1].nodes)
     [recovered] = fleet.said(Recovered)
@@ -245,7 +247,7 @@ def test_a_node_is_quarantined_with_what_it_did() -> None:
 
 
 def test_all_that_is_known_of_a_node_that_has_joined() -> None:
-    """One beyond the allocation stands by behind the others; one that is quarantined has nothing left of its former
+    """A node beyond the allocation is standby behind the others; a quarantined node has nothing left of its former
     agent but that agent's name and the count of its losses."""
     fleet = running(plain(nodes=2, spares=1, quarantine_after=1))
     fleet.names += ("extra",)
@@ -265,8 +267,8 @@ def test_all_that_is_known_of_a_node_that_has_joined() -> None:
 
 
 def silent(safe_after_s: float, at_s: float) -> str:
-    """n1 has lost a peer, and so much later n2 is given up for its silence, with so much of its lease left. Returns
-    which node the cause is of."""
+    """n1 has lost a peer, and `at_s` later n2 is given up for its silence, with `safe_after_s` of its lease left.
+    Returns the node that is the cause."""
     fleet = running(plain(nodes=2, spares=1, attribution=AttributionSpec(enable_lib=False)))
     fleet.tell(WorkerFailed(**fleet.by("n1"), **OF_CYCLE, rank=0, exit_code=1, peer_lost=True))
     fleet.now += at_s
@@ -278,8 +280,8 @@ def silent(safe_after_s: float, at_s: float) -> str:
 
 
 def test_a_node_that_fell_silent_in_time_is_what_its_peers_lost() -> None:
-    """Its silence began when its lease was renewed last, whether or not that has run out. More than ten seconds after
-    the first report it is another failure."""
+    """The silence begins with the last renewal of the lease, whether or not the lease has run out. More than ten
+    seconds after the first report it is another failure."""
     lease_s = plain().fault_tolerance.gives_away_after_s
     assert lease_s > 16.0
     assert silent(safe_after_s=0.0, at_s=lease_s) == "n2"
@@ -308,7 +310,7 @@ def test_a_node_that_was_ready_has_no_workers_to_wait_for() -> None:
 
 
 def test_only_nodes_without_an_agent_are_expected_again() -> None:
-    """Neither those that live nor those that a user has drained."""
+    """Neither nodes with an agent nor nodes that a user has drained are expected."""
     fleet = running(plain(nodes=2, spares=3))
     for node in ("n3", "n4"):
         fleet.lose(node)
@@ -342,7 +344,7 @@ def test_a_replica_is_done_with_its_last_node_and_the_skew_counts_from_its_first
 
 
 def test_a_job_of_which_every_replica_failed_has_failed() -> None:
-    """It ends in the same step where its last node is what was lost."""
+    """The job ends in the same step if the failure is the loss of its last node."""
     role = RolePlan(name="main", command=("x",), on_failure="ignore")
     dry = AttributionSpec(enable_lib=True)
     fleet = running(plan_of(role, attribution=dry))
@@ -371,7 +373,7 @@ def test_what_is_learned_of_something_that_never_happened_is_kept_as_it_is() -> 
 
 
 def test_an_answer_of_a_source_to_a_job_that_ends_is_recorded() -> None:
-    """A STOP that comes then ends nothing a second time."""
+    """A STOP that arrives then does not end the job a second time."""
     acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
     fleet = running(plain(nodes=2, attribution=acting))
     fleet.fail("n1")

@@ -1,4 +1,4 @@
-"""Workers that live and do not go on, nodes that were cut off, and what else is decided about the living."""
+"""Workers that live but make no progress, nodes that were partitioned, and other decisions about live workers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from nvrx_slurm.journal.records import (
 from tests.unit.core.fleet import plain, plan_of, running
 
 
-def test_hung_worker_restarts_its_replica_and_everybody_writes_down_where_they_are():
-    """It costs the budget as a failed one does; who waits for whom is seen only with all stacks."""
+def test_hung_worker_restarts_its_replica_and_all_stacks_are_dumped():
+    """It spends the budget as a failed worker does; only all stacks together show which rank waits for which."""
     fleet = running()
     fleet.hang("n2")
     (decided,) = fleet.said(RestartDecided)
@@ -34,14 +34,14 @@ def test_hung_worker_restarts_its_replica_and_everybody_writes_down_where_they_a
 
 
 def test_failed_worker_asks_for_no_stacks():
-    """It has ended: nothing hangs."""
+    """A failed worker has ended, so nothing hangs."""
     fleet = running()
     fleet.fail("n2")
     assert fleet.said(RendezvousOpened)[-1].dump is None
 
 
 def test_hang_beyond_the_budget_ends_the_job_with_stacks():
-    """The last thing that it leaves is why it hung."""
+    """The stacks are the last record of why it hung."""
     fleet = running(plain(max_restarts=0))
     fleet.hang("n1")
     (shutdown,) = fleet.said(Shutdown)
@@ -50,14 +50,14 @@ def test_hang_beyond_the_budget_ends_the_job_with_stacks():
 
 
 def test_hang_of_an_older_cycle_is_no_news():
-    """Its rendezvous is over."""
+    """Its cycle is over."""
     fleet = running()
     fleet.fail("n1")
     assert fleet.hang("n2", cycle=0) is None
 
 
 def test_node_that_was_cut_off_costs_no_worker_restart():
-    """Its workers are dead by its own hand; the network is no fault of theirs."""
+    """Its agent has killed its workers, and the network is no fault of theirs."""
     fleet = running()
     fleet.isolate("n2")
     (decided,) = fleet.said(RestartDecided)
@@ -68,7 +68,7 @@ def test_node_that_was_cut_off_costs_no_worker_restart():
 
 
 def test_nodes_that_run_on_long_after_others_have_finished_are_hung():
-    """One node's ranks all ended with 0; the other's wait for them for ever."""
+    """The ranks of one node all ended with 0; those of the other node run on."""
     fleet = running(plain(hang=HangSpec(exit_skew=60.0)))
     fleet.later(500.0)
     fleet.done("n1")
@@ -80,7 +80,7 @@ def test_nodes_that_run_on_long_after_others_have_finished_are_hung():
     )
 
 
-def test_without_a_bound_nobody_waits_for_those_who_have_not_finished():
+def test_without_a_bound_workers_may_run_on_after_others_have_finished():
     """Evaluation on one node may take hours."""
     fleet = running()
     fleet.done("n1")
@@ -88,7 +88,7 @@ def test_without_a_bound_nobody_waits_for_those_who_have_not_finished():
 
 
 def test_what_is_learned_reaches_every_node_of_the_next_cycle_and_generation():
-    """The longest stays, the larger count stays, whoever told it."""
+    """The longest duration and the larger count stay, whichever node reported them."""
     fleet = running()
     fleet.learn("n1", step=(40, 2.0))
     fleet.learn("n2", step=(50, 1.5), save=(1, 9.0))
@@ -96,14 +96,14 @@ def test_what_is_learned_reaches_every_node_of_the_next_cycle_and_generation():
 
 
 def test_request_for_stacks_becomes_an_order_and_its_answers_are_kept():
-    """Nothing else follows from either."""
+    """Nothing else follows from the request or the answers."""
     fleet = running()
     assert fleet.tell(DumpAsked(request="r", by="me@here", ranks=(1,))) == [DumpOrdered(request="r", ranks=(1,))]
     assert fleet.tell(StacksDumped(**fleet.by("n1"), why="asked for (r)", request="r")) == []
 
 
 def test_node_that_kept_a_process_which_nothing_could_kill_is_quarantined_when_it_is_back():
-    """Whatever ails it would strike again."""
+    """Whatever kept the process may happen again."""
     fleet = running()
     fleet.tell(NodeLeft(**fleet.by("n3"), reason="processes survived SIGKILL", survivors=(7,)))
     fleet.rejoin("n3")
@@ -111,8 +111,8 @@ def test_node_that_kept_a_process_which_nothing_could_kill_is_quarantined_when_i
 
 
 @pytest.mark.parametrize(("asks", "saves"), [(None, False), ("SIGUSR1", True)])
-def test_workers_are_asked_to_save_when_time_is_up_and_somebody_would_hear_it(asks, saves):
-    """The order says so, and the job waits for it longer."""
+def test_workers_are_asked_to_save_when_time_is_up_if_a_signal_is_set(asks, saves):
+    """The order asks for a checkpoint, and the job waits longer for it."""
     fleet = running(plain(teardown__checkpoint_signal=asks, teardown__checkpoint_timeout=60.0, teardown__grace=10.0))
     (shutdown,) = fleet.tell(Signalled(reason="time_limit"))
     assert (shutdown.exit_code, shutdown.checkpoint) == (124, saves)
@@ -120,14 +120,14 @@ def test_workers_are_asked_to_save_when_time_is_up_and_somebody_would_hear_it(as
 
 
 def test_cancelled_job_saves_nothing():
-    """KillWait is short, and who cancels does not want to go on."""
+    """KillWait is short, and a user who cancels does not want to go on."""
     fleet = running(plain(teardown__checkpoint_signal="SIGUSR1"))
     (shutdown,) = fleet.signal("cancel")
     assert not shutdown.checkpoint
 
 
 def test_hang_of_a_role_that_may_fail_ends_its_replica_alone():
-    """Ignored like any other failure of it."""
+    """The hang is ignored like any other failure of the role."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=1, on_failure="ignore", replicas=2)
     fleet = running(plan_of(role))
     fleet.hang("n1")
@@ -135,7 +135,8 @@ def test_hang_of_a_role_that_may_fail_ends_its_replica_alone():
 
 
 def test_replicas_that_run_on_after_others_have_finished_are_judged_one_by_one():
-    """The first is not due yet, the second and the third are: each names its own node, and has its stacks written."""
+    """The first replica is not due yet, the second and the third are: each names its own node, and has its stacks
+    dumped."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=2, replicas=3)
     fleet = running(plan_of(role, hang=HangSpec(exit_skew=60.0)))
     for node, replica in (("n3", "main-1"), ("n6", "main-2")):
@@ -154,7 +155,7 @@ def test_replicas_that_run_on_after_others_have_finished_are_judged_one_by_one()
 
 
 def test_restart_of_the_whole_job_has_every_replicas_stacks_written():
-    """Who hung may have waited for another replica."""
+    """A hung rank may have waited for another replica."""
     role = RolePlan(name="main", command=("x",), replicas=2, on_failure="restart_job")
     fleet = running(plan_of(role))
     fleet.later(5.0)

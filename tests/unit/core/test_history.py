@@ -1,4 +1,4 @@
-"""Arbitrary histories: whatever happens, in whatever order, twice or late, the promises hold."""
+"""Arbitrary histories: the invariants hold for all facts, in any order, repeated or late."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NODES = st.integers(0, 5)
 
 
 class History(RuleBasedStateMachine):
-    """A fleet under a scheduler that hypothesis plays."""
+    """A fleet whose facts hypothesis chooses."""
 
     @initialize(plan=st.sampled_from(PLANS))
     def start(self, plan):
@@ -75,7 +75,7 @@ class History(RuleBasedStateMachine):
         self.monitors = JournalMonitors(
             fleet.plan,
             lambda promise, sentence: self.broken.append((promise, sentence)),
-            outage_s=lambda: 1e6,  # its rules leap over deadlines
+            outage_s=lambda: 1e6,  # the rules skip deadlines
         )
 
     def _node(self, index):
@@ -165,7 +165,7 @@ class History(RuleBasedStateMachine):
         self.fleet.tell(UndrainAsked(request=self._request(1), by="u", node=drained[index % len(drained)]))
 
     def _request(self, again):
-        """A new name; with 0 one that was used before, if any was."""
+        """The name of a request: a new one, or with 0 one that was used before, if any was."""
         return str(len(self.fleet.journal) if again else max(0, len(self.fleet.job.requests) - 1))
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 700.0]))
@@ -174,7 +174,7 @@ class History(RuleBasedStateMachine):
 
     @rule(back=st.integers(1, 9), seconds=st.sampled_from([3.0, 20.0, 700.0]))
     def decisions_reach_the_store_late(self, back, seconds):
-        """Those of the latest facts. Facts follow, of which no deadline is over."""
+        """The decisions about the latest facts are late. For the facts that follow no deadline is over."""
         since = self.fleet.journal[-min(back, len(self.fleet.journal))].t
         self.fleet.now += seconds
         self.fleet.tell(DecisionsLate(since=since))
@@ -191,7 +191,7 @@ class History(RuleBasedStateMachine):
         blamed=NODES,
     )
     def a_source_answers(self, back, source, verdict, blamed):
-        """About one of the last failures, however long ago."""
+        """A source answers about one of the last failures, even an old one."""
         asked = self.fleet.said(AttributionAsked)
         if len(asked) > back:
             about = {key: getattr(asked[-1 - back], key) for key in ("replica", "cycle", "generation", "rank")}
@@ -208,7 +208,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_second_model_agrees(self):
-        """The monitors of the simulation, which know the journal and the documentation only."""
+        """The monitors of the simulation know only the journal and the documentation."""
         for entry in self.fleet.journal[self.monitored :]:
             self.monitors.enter(entry)
         self.monitored = len(self.fleet.journal)
@@ -239,8 +239,8 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def no_rank_is_given_away_while_its_worker_may_live(self):
-        """Told from the journal alone: after a silent member's loss its replica's next rendezvous closes only when
-        its death is proven, its lease must have lapsed, or it is back."""
+        """By the journal alone: after the loss of a silent member, its replica's next rendezvous closes only when the
+        member's death is proven, its lease must have lapsed, or it is back."""
         holds: dict[str, str] = {}
         may_live: dict[str, tuple[str, float]] = {}
         for entry in self.fleet.journal:
@@ -283,7 +283,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def a_verdict_is_read_once_and_stops_only_before_the_round(self):
-        """Told from the journal alone: judged at most once, acted on only while the next rendezvous has not
+        """By the journal alone: a verdict is judged at most once, and acted on only while the next rendezvous has not
         closed."""
         closed: set[tuple[str, int]] = set()
         judged: set[tuple[str, int]] = set()
@@ -298,14 +298,14 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_without_a_deadline(self):
-        """An open rendezvous always has a moment at which it is looked at again."""
+        """An open rendezvous always has a deadline."""
         job = self.fleet.job
         waiting = [each for each in job.replicas.values() if each.phase is Phase.RENDEZVOUS]
         assert not waiting or job.ended or next_deadline(job) is not None
 
     @invariant()
     def what_is_due_is_done(self):
-        """A deadline that has passed and stays would have the controller tick for ever."""
+        """The controller would tick for ever at a deadline that has passed and stays."""
         job, deadline = self.fleet.job, next_deadline(self.fleet.job)
         is_behind = self.fleet.now <= job.behind_until  # the next tick comes at once
         assert deadline is None or deadline > self.fleet.now or is_behind
@@ -319,12 +319,12 @@ class History(RuleBasedStateMachine):
         assert set(closed) <= set(opened)
 
     def teardown(self):
-        """A controller that is killed here and started again decides as this one did, and stands where it stood."""
+        """A controller that replays the journal makes the same decisions, and has the same state."""
         if not hasattr(self, "fleet"):
             return
         again = new_job(self.fleet.plan)
         assert replay(again, self.fleet.journal) == []
-        again.catches_up = self.fleet.job.catches_up  # of the last fact, also where that was refused
+        again.catches_up = self.fleet.job.catches_up  # of the last fact, even if that was refused
         assert again == self.fleet.job
 
 

@@ -1,4 +1,4 @@
-"""Restarts in process, as the core takes them: worth knowing, and nothing follows."""
+"""The core records restarts in process, and nothing follows from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def restart(fleet: Fleet, node: str, cycle: int = 0) -> RestartedInProcess:
 
 
 def test_nothing_follows_and_no_budget_is_spent() -> None:
-    """However many there are: no decision, no deadline, and the state is as before, but for who was heard."""
+    """However many there are, no decision and no deadline follows, and the state changes only in the agent's sequence
+    number."""
     fleet = running()
     fleet.job.nodes["n1"].seq += 50
     fleet.seqs["n1"] += 50
@@ -37,7 +38,7 @@ def test_nothing_follows_and_no_budget_is_spent() -> None:
 
 
 def test_one_that_comes_while_its_replica_restarts_is_kept() -> None:
-    """It happened, before its node was told to stop; the rendezvous goes on."""
+    """It happened before its node was asked to stop; the rendezvous goes on."""
     fleet = running()
     fleet.fail("n2")
     assert fleet.tell(restart(fleet, "n1")) == []
@@ -45,8 +46,8 @@ def test_one_that_comes_while_its_replica_restarts_is_kept() -> None:
     assert len(fleet.said(RestartDecided)) == 1
 
 
-def test_one_that_is_heard_twice_leaves_no_trace() -> None:
-    """As any other fact of an agent."""
+def test_one_that_arrives_twice_leaves_no_trace() -> None:
+    """This is so for any fact of an agent."""
     fleet = running()
     fact = restart(fleet, "n1")
     assert fleet.tell(fact) == []
@@ -54,7 +55,7 @@ def test_one_that_is_heard_twice_leaves_no_trace() -> None:
 
 
 def test_a_node_that_was_given_up_has_no_say() -> None:
-    """It is fenced when it is lost, and its word changes nothing."""
+    """The node is fenced when it is lost, and its later facts change nothing."""
     fleet = running()
     fleet.lose("n2")
     assert [fence.node for fence in fleet.said(Fence)] == ["n2"]

@@ -32,7 +32,7 @@ from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
 def test_worker_failure_is_decided_once_and_spends_the_budget():
-    """The first failure of a cycle opens the next rendezvous; the ones it drags along change nothing."""
+    """The first failure of a cycle opens the next rendezvous; the failures that it causes change nothing."""
     fleet = running(plain(max_restarts=2))
     fleet.fail("n1")
     assert fleet.fail("n2", cycle=0) is None
@@ -52,7 +52,7 @@ def test_spent_budget_ends_the_job_with_1():
 
 
 def test_lost_nodes_spend_spares_and_not_the_budget():
-    """With no restart allowed a node's death is still repaired by a spare."""
+    """With no restart allowed, a spare still replaces a lost node."""
     fleet = running(plain(nodes=2, spares=1, max_restarts=0))
     fleet.lose("n1")
     fleet.ready("n2")
@@ -63,19 +63,20 @@ def test_lost_nodes_spend_spares_and_not_the_budget():
     ("cause", "words"),
     [
         ("connection_closed", "connection to its agent closed"),
-        ("tether_lost", "tether lost"),  # an older journal's: its decisions have these words, and are to come again
+        ("tether_lost", "tether lost"),  # an older journal's: its replay must give these words
         ("heartbeat_timeout", "heartbeat timeout"),
     ],
 )
 def test_cause_of_a_lost_node_is_in_the_decision(cause, words):
-    """In words; those of an older journal stay as they were, so that its replay gives the same decisions."""
+    """The cause is in words; those of an older journal stay as they were, so that its replay gives the same
+    decisions."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.tell(NodeLost(node="n1", incarnation="n1.0", cause=cause))
     (decided,) = fleet.said(RestartDecided)
     assert decided.cause == f"n1 lost: {words}"
 
 
-def test_lost_spare_restarts_nobody():
+def test_lost_spare_restarts_no_replica():
     """The death of a standby node is recorded and changes no running cycle."""
     fleet = running(plain(nodes=2, spares=1))
     decisions = fleet.lose("n3")
@@ -93,14 +94,14 @@ def test_lost_spare_restarts_nobody():
     ],
 )
 def test_each_failure_policy_does_what_it_says(policy, kinds):
-    """`on_failure` of the role decides what a failure sets in motion."""
+    """`on_failure` of the role decides what follows from a failure."""
     roles = [RolePlan(name=name, command=("x",), on_failure=policy) for name in ("a", "b")]
     fleet = running(plan_of(*roles))
     assert [type(d) for d in fleet.fail("n1", replica="a-0")] == kinds
 
 
 def test_ignored_replica_gives_its_node_back_as_a_spare():
-    """After an ignored failure the node's leftovers are stopped first; then it stands by."""
+    """The node first stops what is left of its workers; then it is standby."""
     roles = [RolePlan(name=name, command=("x",), on_failure="ignore") for name in ("a", "b")]
     fleet = running(plan_of(*roles))
     fleet.fail("n1", replica="a-0")
@@ -143,7 +144,8 @@ def test_first_shutdown_wins():
 
 
 def test_late_joiner_after_the_end_changes_nothing_but_is_counted():
-    """Who joins during the shutdown is waited for like the others, so that it leaves with the job's code."""
+    """An agent that joins during the shutdown is waited for like the others, so that it leaves with the job's exit
+    code."""
     fleet = Fleet(plain(nodes=1, spares=1))
     fleet.join("n1")
     fleet.done("n1")
@@ -155,7 +157,7 @@ def test_late_joiner_after_the_end_changes_nothing_but_is_counted():
 
 
 def test_end_does_not_wait_for_ever_for_the_silent():
-    """A node that never says that it left is named as missing when the bound has passed."""
+    """A node that does not report that it left is named as missing when the bound has passed."""
     fleet = running(plain(nodes=1, spares=1))
     fleet.done("n1")
     fleet.leave("n1")
@@ -164,7 +166,7 @@ def test_end_does_not_wait_for_ever_for_the_silent():
 
 
 def test_nothing_comes_after_the_end():
-    """Whoever speaks up once the job has ended leaves no trace."""
+    """A fact that arrives once the job has ended leaves no trace."""
     fleet = running(plain(nodes=1, spares=1))
     fleet.done("n1")
     fleet.later(60.0)
@@ -176,7 +178,7 @@ def test_nothing_comes_after_the_end():
 
 
 def test_facts_of_an_older_cycle_are_refused():
-    """Late news of a cycle that is over leave no trace."""
+    """Late facts of a cycle that is over leave no trace."""
     fleet = running()
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -186,7 +188,7 @@ def test_facts_of_an_older_cycle_are_refused():
 
 
 def test_facts_of_a_replaced_agent_are_refused():
-    """What an older incarnation still had on the wire is not believed."""
+    """Facts that an older incarnation still had in flight do not count."""
     fleet = running()
     old = {"node": "n1", "incarnation": "n1.0", "seq": 99}
     fleet.rejoin("n1")
@@ -194,7 +196,7 @@ def test_facts_of_a_replaced_agent_are_refused():
 
 
 def test_fact_that_arrives_twice_counts_once():
-    """A retried message is recognised by its number."""
+    """A message that was sent again is recognised by its sequence number."""
     fleet = running()
     fact = WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=0, rank=0, exit_code=1)
     assert fleet.tell(fact)
@@ -240,7 +242,7 @@ def test_a_join_that_was_overtaken_by_a_newer_one_is_refused():
 
 
 def test_each_replica_has_a_restart_budget_of_its_own():
-    """One replica's failures leave the others' budgets whole."""
+    """One replica's failures do not count for the others' budgets."""
     roles = RolePlan(name="main", command=("x",), nodes_per_replica=1, workers_per_node=1, replicas=2)
     fleet = running(plan_of(roles, max_restarts=1))
     (first,) = fleet.said(RendezvousClosed)[0].nodes
@@ -260,7 +262,7 @@ def test_each_replica_has_a_restart_budget_of_its_own():
 
 
 def test_node_given_up_by_mistake_is_fenced_and_may_come_back():
-    """A node that was declared lost and speaks again was fenced; its agent joins anew, as a spare."""
+    """A node that was declared lost but lives was fenced; its agent joins again, as a spare."""
     fleet = running(plain(nodes=2, spares=1))
     assert Fence(node="n2", incarnation="n2.0") in fleet.lose("n2")
     assert fleet.fail("n2", cycle=0) is None
@@ -303,14 +305,15 @@ def test_preempted_job_is_worth_a_retry_and_saves_in_its_grace_time(saves):
 
 
 def test_first_node_that_slurm_terminates_is_recorded():
-    """The others were sent the same signal."""
+    """The other nodes got the same signal."""
     fleet = running()
     assert fleet.tell(Terminating(**fleet.by("n1"))) == []
     assert fleet.tell(Terminating(**fleet.by("n2"))) is None
 
 
 def test_each_signal_of_slurms_is_recorded() -> None:
-    """One that ended an agent alone says nothing of a preemption hours later, which is announced in the same way."""
+    """A signal that ended only one agent says nothing about a preemption hours later, which begins with the same
+    signal."""
     fleet = running()
     assert fleet.tell(Terminating(**fleet.by("n3"))) == []
     fleet.later(3600.0)
@@ -321,7 +324,8 @@ def test_each_signal_of_slurms_is_recorded() -> None:
 
 @pytest.mark.parametrize(("reason", "code"), [("cancel", 143), ("preempted", 75)])
 def test_workers_that_end_with_0_at_slurms_sigterm_are_not_done(reason: Any, code: int) -> None:
-    """They have saved. Slurm signals all processes in one moment, and the batch host says why in the next."""
+    """The workers have saved. Slurm signals all processes at once, and the batch host gives the reason a moment
+    later."""
     fleet = running()
     assert fleet.tell(Terminating(**fleet.by("n1"))) == []
     assert fleet.tell(Terminating(**fleet.by("n2"))) is None
@@ -332,8 +336,8 @@ def test_workers_that_end_with_0_at_slurms_sigterm_are_not_done(reason: Any, cod
     assert [ended.exit_code for ended in fleet.said(JobEnded)] == [code]
 
 
-def test_workers_that_end_while_nobody_says_why_slurm_signalled_are_done_in_a_moment() -> None:
-    """The reason is waited for, but not for long; and only where all have ended."""
+def test_workers_that_end_without_a_reason_for_slurms_signal_are_done_in_a_moment() -> None:
+    """The core waits for the reason, but not for long, and only once all workers have ended."""
     fleet = running()
     fleet.tell(Terminating(**fleet.by("n1")))
     assert next_deadline(fleet.job) is None

@@ -1,5 +1,5 @@
-"""Decisions that reached the store late, since the controller or the store stood still: who must act on them has all
-of the time for it once they are known."""
+"""Decisions that reached the store late, since the controller or the store stood still: nodes that must act on them
+have their full time from when the decisions are known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def commit_late(fleet: Fleet) -> None:
 
 @pytest.fixture
 def failed() -> Fleet:
-    """As many spares as nodes: the last call runs from the opening on."""
+    """There are as many spares as nodes, so the last call runs from the opening on."""
     fleet = running(plain(2, 2))
     fleet.fail("n1")
     return fleet
@@ -65,7 +65,7 @@ def test_the_join_timeout_counts_from_then_too() -> None:
 
 
 def test_a_late_fence_proves_nothing_before(failed: Fleet) -> None:
-    """The node may have had its lease renewed until the fence was sent."""
+    """The lease of the node may have been renewed until the fence was sent."""
     bounds = failed.job.plan.fault_tolerance
     failed.later(bounds.teardown.grace + bounds.rendezvous.last_call)
     assert [failed.state(node) for node in ("n1", "n2")] == [NodeState.LOST] * 2
@@ -96,7 +96,7 @@ def test_the_end_waits_for_those_who_learn_late_of_it() -> None:
 
 
 def test_what_arrived_meanwhile_comes_before_any_deadline() -> None:
-    """The second rendezvous' time was up, but for what was said in it."""
+    """The time of the second rendezvous was up, but a fact that arrived in time closes it."""
     fleet = running(plain(2, 0, rendezvous=RendezvousSpec(join_timeout=30.0)))
     fleet.fail("n1")
     fleet.ready("n1")

@@ -17,7 +17,7 @@ def replica() -> Replica:
 
 
 def test_a_rate_of_preemptions() -> None:
-    """One an hour: a job that is preempted an hour later is requeued, and one that is preempted sooner ends."""
+    """With one an hour, a job that is preempted an hour later is requeued, and one that is preempted sooner ends."""
     fleet = running(plain(max_preemptions=Allowance(count=1, per_s=HOUR_S)))
     for _ in range(3):
         fleet.now += HOUR_S
@@ -29,7 +29,7 @@ def test_a_rate_of_preemptions() -> None:
 
 
 def test_a_rate_of_lost_nodes() -> None:
-    """One an hour: the loss that follows within the hour is one too many."""
+    """With one an hour, the loss that follows within the hour is one too many."""
     fleet = running(plain(nodes=2, spares=3, max_node_losses=Allowance(count=1, per_s=HOUR_S)))
     for node in ("n1", "n2"):
         fleet.now += HOUR_S
@@ -43,7 +43,8 @@ def test_a_rate_of_lost_nodes() -> None:
 
 
 def test_what_is_left_of_the_budgets_is_never_negative() -> None:
-    """The smaller of the replica's and the job's; a budget that was lowered for a requeue may be overdrawn."""
+    """The smaller of the replica's and the job's budget is left; a budget that was lowered for a requeue may be
+    overdrawn."""
     job = new_job(plain(max_restarts=3, max_job_restarts=2))
     main = job.replicas["main-0"]
     left = []
@@ -54,7 +55,7 @@ def test_what_is_left_of_the_budgets_is_never_negative() -> None:
 
 
 def test_a_first_cycle_counts_from_its_first_step() -> None:
-    """The lowest that any of its workers reports as its first, whatever their order."""
+    """The first step is the lowest that any of its workers reports as its first, in any order."""
     for firsts in ((103, 101), (101, 103)):
         main = replica()
         for step in firsts:
@@ -66,7 +67,7 @@ def test_a_first_cycle_counts_from_its_first_step() -> None:
 
 
 def test_a_later_cycle_counts_from_the_best_before_it() -> None:
-    """Steps that an earlier cycle had made are none, and a cycle without any has gained none."""
+    """Steps that an earlier cycle had made do not count, and a cycle without steps has gained none."""
     main = replica()
     for first, reached, gained in ((1, 100, 100), (51, 90, -10), (51, 130, 30)):
         limits.first_step(main, first)
@@ -85,7 +86,8 @@ def test_a_decision_says_how_many_restarts_are_left() -> None:
 
 
 def test_a_rate_of_the_whole_job_forgets() -> None:
-    """Each failure is an hour after the one before: the job's budget of one an hour lasts, and says so."""
+    """With each failure an hour after the one before, the job's budget of one an hour lasts, and what is left of it
+    is known."""
     fleet = running(plain(max_restarts=9, max_job_restarts=Allowance(count=1, per_s=HOUR_S)))
     for _ in range(3):
         fleet.now += HOUR_S

@@ -1,4 +1,5 @@
-"""Who is dead: never too early, never for ever, and nobody for the listener's own deafness."""
+"""Which nodes are dead: none is found dead too early or too late, and none because the listener itself receives
+nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def listener(grace_until: float = 0.0) -> Liveness:
 
 
 def beating(*nodes: str, at: float = 0.0, grace_until: float = 0.0) -> Liveness:
-    """Nodes that have registered and been heard once."""
+    """Nodes that have registered and sent one heartbeat."""
     liveness = listener(grace_until)
     for node in nodes:
         liveness.watch(node, at)
@@ -32,7 +33,7 @@ def beating(*nodes: str, at: float = 0.0, grace_until: float = 0.0) -> Liveness:
 
 
 def test_silent_node_is_dead_after_the_timeout():
-    """A node that is not heard for the timeout, while others are, is dead."""
+    """A node that sends no heartbeat for the timeout, while others do, is dead."""
     liveness = beating("a", "b")
     liveness.heard("b", 4.5)
     liveness.heard("b", 9.0)
@@ -41,7 +42,7 @@ def test_silent_node_is_dead_after_the_timeout():
 
 
 def test_first_sign_may_take_longer():
-    """From its registration to its first sign a node has the startup timeout."""
+    """From its registration to its first heartbeat a node has the startup timeout."""
     liveness = beating("b")
     liveness.watch("a", 0.0)
     for now in range(1, 30):
@@ -50,15 +51,16 @@ def test_first_sign_may_take_longer():
     assert liveness.dead(30.0) == {"a": 30.0}
 
 
-def test_silence_of_the_whole_fleet_is_nobodys_death():
-    """When nobody is heard the fault lies with who listens; but not for ever."""
+def test_silence_of_the_whole_fleet_is_no_death():
+    """If no node's heartbeats arrive, the fault lies with the listener; but not for ever."""
     liveness = beating("a", "b")
     assert liveness.dead(FLEET_GRACE_S - 1.0) == {}
     assert liveness.dead(FLEET_GRACE_S) == {"a": FLEET_GRACE_S, "b": FLEET_GRACE_S}
 
 
 def test_first_to_be_late_is_not_dead_where_all_fell_silent_at_once():
-    """Last signs are up to an interval apart: the earliest one's timeout passes while others still have time left."""
+    """Last heartbeats are up to an interval apart: the earliest one's timeout passes while others still have time
+    left."""
     liveness = beating("a", "b")
     liveness.heard("b", 4.0)
     assert liveness.dead(10.0) == {}
@@ -67,8 +69,9 @@ def test_first_to_be_late_is_not_dead_where_all_fell_silent_at_once():
     assert liveness.dead(20.0) == {}
 
 
-def test_after_a_silence_of_all_the_living_are_heard_again():
-    """When the store is back, the first to be heard does not make the others late; who stays silent is dead."""
+def test_after_a_silence_of_all_no_live_node_is_dead():
+    """When the store is back, the first heartbeat does not make the other nodes late; a node that stays silent is
+    dead."""
     liveness = beating("a", "b", "c")
     assert liveness.dead(8.0) == {}
     liveness.heard("b", 9.0)
@@ -79,7 +82,7 @@ def test_after_a_silence_of_all_the_living_are_heard_again():
 
 
 def test_registration_that_is_read_late_makes_no_other_node_late():
-    """A controller that was frozen takes in the registration of a node first, and then the heartbeats of all."""
+    """A controller that was frozen reads the registration of a node first, and then the heartbeats of all."""
     liveness = beating("a", "b")
     liveness.heard("b", 4.0)
     liveness.watch("c", 20.0)
@@ -101,7 +104,7 @@ def test_long_silence_of_all_earns_no_more_than_a_timeout():
 
 
 def test_new_controller_listens_for_one_full_timeout():
-    """Before the startup guard has passed nobody is dead."""
+    """No node is dead before the startup guard has passed."""
     liveness = beating("a", "b", grace_until=50.0)
     for now in range(4, 50, 4):
         liveness.heard("b", now)
@@ -110,7 +113,7 @@ def test_new_controller_listens_for_one_full_timeout():
 
 
 def test_signs_of_strangers_and_of_the_dead_change_nothing():
-    """A beat that comes after the reap does not raise the dead."""
+    """A heartbeat that arrives after its node was declared dead does not bring the node back."""
     liveness = beating("a")
     liveness.drop("a")
     liveness.heard("a", 1.0)
@@ -118,8 +121,8 @@ def test_signs_of_strangers_and_of_the_dead_change_nothing():
     assert liveness.dead(1e9) == {}
 
 
-def test_beat_from_before_the_registration_is_not_of_this_agent():
-    """A node that joined anew is not alive by what its earlier agent said."""
+def test_heartbeat_from_before_the_registration_is_not_of_this_agent():
+    """A heartbeat of the earlier agent does not show that the new agent lives."""
     liveness = beating("b")
     liveness.watch("a", 5.0)
     liveness.heard("a", 4.0)
@@ -129,18 +132,18 @@ def test_beat_from_before_the_registration_is_not_of_this_agent():
     assert liveness.dead(5.0 + STARTUP_S) == {"a": STARTUP_S}
 
 
-def test_suspected_node_that_beats_is_not_reaped():
-    """Connection closed, heartbeats arriving: somebody in between broke the connection."""
+def test_suspected_node_that_sends_heartbeats_is_not_reaped():
+    """The connection closed and heartbeats arrive: the connection was broken on the way."""
     liveness = beating("a", "b")
     liveness.suspect("a", 1.0)
     liveness.heard("a", 2.0)
-    for now in (5.0, 9.0):  # another node is heard, so the listener itself is not deaf
+    for now in (5.0, 9.0):  # another node's heartbeats arrive, so the listener works
         liveness.heard("b", now)
     assert liveness.dead(9.0) == {}
 
 
 def test_suspected_node_that_is_silent_is_reaped_early():
-    """Connection closed and heartbeats silent: two signals."""
+    """A closed connection and missing heartbeats are two signs."""
     liveness = beating("a", "b")
     liveness.suspect("a", 1.0)
     liveness.heard("b", 3.5)
@@ -148,8 +151,8 @@ def test_suspected_node_that_is_silent_is_reaped_early():
     assert liveness.dead(4.0) == {"a": 4.0}
 
 
-def test_node_that_was_heard_since_its_connection_closed_is_not_suspected():
-    """The controller may be frozen between the close and what it concludes from it."""
+def test_node_with_a_heartbeat_since_its_connection_closed_is_not_suspected():
+    """The controller may be frozen between the close and its conclusion."""
     liveness = beating("a", "b")
     liveness.heard("a", 4.0)
     liveness.suspect("a", 1.0)
@@ -164,7 +167,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from("abc"), KINDS, st.floats(0, 30)), ma
 
 
 class Model:
-    """The rule without shortcuts: every node's deadline, looked at each time."""
+    """The rule without optimisations: every node's deadline is checked each time."""
 
     def __init__(self) -> None:
         self.registered, self.signs, self.suspected, self.newest, self.grace_until = {}, {}, {}, 0.0, 0.0
@@ -200,7 +203,8 @@ class Model:
 
 @given(EVENTS)
 def test_the_rule_holds_on_arbitrary_timings(events):
-    """Late, doubled and out-of-order signs, deaths, returns, closed connections: never too early, never forgotten."""
+    """Late, repeated and out-of-order heartbeats, deaths, returns, closed connections: no node is found dead too
+    early or forgotten."""
     liveness, model, now = listener(), Model(), 0.0
     for node, what, pause in events:
         now += pause
@@ -220,7 +224,7 @@ def test_the_rule_holds_on_arbitrary_timings(events):
 
 
 def test_time_in_which_the_whole_job_stood_still_is_no_silence():
-    """Nodes are resumed seconds apart, and longer suspensions than any bound cost none of them its ranks."""
+    """Nodes are resumed seconds apart, and a suspension longer than any bound costs no node its ranks."""
     liveness = beating("a", "b")
     liveness.stood_still(5000.0, 5001.0)
     for now in (5004.0, 5008.0, 5010.5):
@@ -229,7 +233,7 @@ def test_time_in_which_the_whole_job_stood_still_is_no_silence():
     assert liveness.dead(5011.0) == {"a": 11.0}
 
 
-# when a is silent from 0 on and others are heard at these times → when it is dead
+# when heartbeats of others arrive, while a is silent from 0 on → when a is dead
 SILENCES = [
     ("a gap of the stall's length is none", {"b": (2.0, 7.0, 9.0)}, 10.0),
     ("a longer one counts for no node", {"b": (4.0, 10.0, 14.0)}, 16.0),
@@ -238,7 +242,7 @@ SILENCES = [
 
 
 @pytest.mark.parametrize(("heard", "dead_at"), [each[1:] for each in SILENCES], ids=[each[0] for each in SILENCES])
-def test_gaps_in_which_no_node_was_heard(heard: dict[str, tuple[float, ...]], dead_at: float) -> None:
+def test_gaps_without_any_heartbeat(heard: dict[str, tuple[float, ...]], dead_at: float) -> None:
     liveness = beating("a", "b")
     for node, times in heard.items():
         for at in times:
@@ -248,7 +252,7 @@ def test_gaps_in_which_no_node_was_heard(heard: dict[str, tuple[float, ...]], de
 
 
 def test_a_stall_is_half_a_timeout_at_most() -> None:
-    """Or the deaf would find all dead before they knew that they are deaf."""
+    """Otherwise a listener that receives nothing would find all nodes dead before it knew of its fault."""
     liveness = Liveness(
         timeout_s=TIMEOUT_S,
         startup_s=STARTUP_S,
@@ -273,8 +277,8 @@ def test_a_dead_node_is_named_once() -> None:
         assert liveness.dead(now) == {}
 
 
-def test_a_node_that_registers_again_begins_anew() -> None:
-    """Its former agent's silence is not its own."""
+def test_a_node_that_registers_again_has_the_startup_timeout() -> None:
+    """The silence of the former agent does not count for the new one."""
     liveness = beating("a", "b")
     liveness.watch("a", 8.0)
     for now in range(4, 38, 2):

@@ -1,4 +1,4 @@
-"""What agents report of their warm processes: the core records it, and nothing follows."""
+"""What agents report about their warm processes: the core records it, and nothing follows."""
 
 from __future__ import annotations
 

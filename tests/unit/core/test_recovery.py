@@ -50,7 +50,7 @@ def test_the_phases_up_to_the_first_step_of_all_nodes_add_up() -> None:
 
 
 def test_a_step_before_the_last_node_has_started() -> None:
-    """Where workers do not wait for each other: both records come with the last start, and no phase is negative."""
+    """If workers do not wait for each other, both records come with the last start, and no phase is negative."""
     fleet = restarted()
     fleet.started("n1")
     fleet.step("n1", "n3")
@@ -61,7 +61,7 @@ def test_a_step_before_the_last_node_has_started() -> None:
 
 
 def test_the_first_cycle_is_no_recovery() -> None:
-    """Neither a job's first cycle nor that of a new generation."""
+    """Neither a job's first cycle nor that of a new generation has a record."""
     fleet = running()
     fleet.started("n1", "n2")
     assert fleet.step("n1", "n2") == []
@@ -72,7 +72,7 @@ def test_the_first_cycle_is_no_recovery() -> None:
 
 
 def test_a_node_that_reports_no_steps() -> None:
-    """The others' steps are no step of all: there is no record."""
+    """If one node reports no step, there is no record."""
     fleet = restarted()
     fleet.started("n1", "n3")
     fleet.step("n1")
@@ -81,7 +81,7 @@ def test_a_node_that_reports_no_steps() -> None:
 
 
 def test_a_cycle_that_fails_before_its_first_step() -> None:
-    """It has no record; the next one counts from its own failure, and the steps of the cycle before are not its."""
+    """That cycle has no record; the next one counts from its own failure, without the steps of the cycle before."""
     fleet = restarted()
     fleet.started("n1", "n3")
     fleet.step("n1")
@@ -101,7 +101,7 @@ def test_a_cycle_that_fails_before_its_first_step() -> None:
     [{"cycle": 0}, {"generation": 7}, {"incarnation": "n3.9"}, {"seq": 1}],
 )
 def test_a_stale_step_completes_nothing(stale: dict[str, Any]) -> None:
-    """Of an older cycle, another generation or agent, or a repetition."""
+    """The step is of an older cycle, of another generation or agent, or a repetition."""
     fleet = restarted()
     fleet.started("n1", "n3")
     fleet.step("n1")
@@ -111,7 +111,7 @@ def test_a_stale_step_completes_nothing(stale: dict[str, Any]) -> None:
 
 
 def test_each_record_comes_once_a_cycle() -> None:
-    """An agent that reports its start or its step again is taken in, and nothing follows."""
+    """A start or a step that an agent reports again is accepted, and nothing follows."""
     fleet = restarted()
     fleet.started("n1", "n3")
     fleet.step("n1", "n3")
@@ -141,7 +141,7 @@ def test_each_replica_has_its_own() -> None:
 
 
 def test_a_controller_that_takes_over_in_between_goes_on() -> None:
-    """The one that has replayed the journal records the same."""
+    """A controller that has replayed the journal records the same."""
     fleet = restarted()
     fleet.started("n1")
     fleet.tell(ControllerStarted(epoch=2, host="h", pid=1))
@@ -170,7 +170,7 @@ def test_a_suspension_counts_for_no_phase() -> None:
 
 
 def test_a_controller_of_an_older_version_began_the_journal() -> None:
-    """It has recorded no first step: its successor does not record that one late, only the next."""
+    """The older version recorded no first step: its successor does not record that one late, only the next one."""
     fleet = restarted()
     fleet.started("n1", "n3")
     fleet.step("n1", "n3")

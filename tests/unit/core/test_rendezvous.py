@@ -1,4 +1,4 @@
-"""Rounds: who gets which ranks, and when."""
+"""Rendezvous: which nodes get which ranks, and when."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from nvrx_slurm.journal.verdicts import Attribution, Verdict
 from tests.unit.core.fleet import Fleet, plain, plan_of, running
 
 
-def test_first_nodes_of_the_allocation_become_active_whatever_the_order_of_joining():
-    """Ranks follow the allocation's order, not the race of the joins, and the rest stand by."""
+def test_first_nodes_of_the_allocation_become_active_in_any_order_of_joining():
+    """Ranks follow the allocation's order, not that of the joins, and the other nodes are standby."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.join("n3", "n2")
     assert fleet.said(RendezvousClosed) == []
@@ -41,8 +41,9 @@ def test_first_nodes_of_the_allocation_become_active_whatever_the_order_of_joini
     assert fleet.state("n3") is NodeState.STANDBY
 
 
-def test_what_is_told_of_a_round_is_the_whole_world_in_one_record():
-    """Agents start their workers by it: who, in which order, and where rank 0 listens. In each generation anew."""
+def test_one_record_has_the_whole_world_of_a_rendezvous():
+    """Agents start their workers by it: which nodes, in which order, and where rank 0 listens. Each generation has
+    its own."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.requeue()
     assert fleet.said(RendezvousOpened) == [
@@ -67,7 +68,7 @@ def test_what_is_told_of_a_round_is_the_whole_world_in_one_record():
     assert [fleet.job.nodes[name].replica for name in fleet.names] == ["main-0", "main-0", None]
 
 
-def test_round_closes_without_waiting_for_spares():
+def test_rendezvous_closes_without_waiting_for_spares():
     """A rendezvous needs its preferred nodes only; a spare that is still on its way delays nothing."""
     fleet = Fleet(plain(nodes=2, spares=2))
     fleet.join("n1", "n2")
@@ -75,7 +76,7 @@ def test_round_closes_without_waiting_for_spares():
 
 
 def test_spare_stands_in_for_a_node_that_never_comes_after_the_last_call():
-    """A preferred node that is merely late is waited for until the last call, then a spare takes its place."""
+    """A preferred node that is only late is waited for until the last call; then a spare takes its place."""
     fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))
     fleet.join("n1", "n3")
     assert fleet.later(4.9) == []
@@ -86,7 +87,7 @@ def test_spare_stands_in_for_a_node_that_never_comes_after_the_last_call():
 
 
 def test_survivors_keep_their_ranks_and_the_spare_takes_the_dead_nodes():
-    """After a node's death only its own seat changes hands."""
+    """After a node's death only that node's seat changes."""
     fleet = running(plain(nodes=3, spares=1))
     fleet.lose("n2")
     fleet.ready("n1", "n3")
@@ -105,8 +106,8 @@ def test_restart_with_all_nodes_alive_promotes_no_spare():
 
 
 def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
-    """A spare takes no rank whose old workers may still be dying: their node is told to die, and the rendezvous waits
-    for proof that it has."""
+    """A spare takes no rank whose old workers may still be dying: their node is fenced, and the rendezvous waits for
+    the proof of its death."""
     fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
@@ -119,8 +120,7 @@ def test_late_node_is_overtaken_only_after_its_teardown_bound_and_is_fenced():
 
 
 def test_ranks_of_a_late_node_wait_for_the_proof_of_its_death():
-    """A late node that is fenced may still run its workers: without the proof its ranks wait until its lease has
-    lapsed."""
+    """A fenced late node may still run its workers: without the proof its ranks wait until its lease has lapsed."""
     plan = plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0)
     fleet = running(plan)
     fleet.fail("n1")
@@ -135,7 +135,7 @@ def test_ranks_of_a_late_node_wait_for_the_proof_of_its_death():
 
 
 def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
-    """Without proof of its death nobody gets them before its workers must be dead; then at once."""
+    """Without proof of the node's death, its ranks are assigned once its workers must be dead, and not before."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.ready("n1")
@@ -146,7 +146,7 @@ def test_ranks_of_a_silent_node_wait_until_its_lease_has_lapsed():
 
 
 def test_proof_of_another_agents_death_is_none():
-    """What is known of an agent that was replaced says nothing of the one that was lost."""
+    """Proof about an agent that was replaced says nothing about the agent that was lost."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.ready("n1")
@@ -155,7 +155,7 @@ def test_proof_of_another_agents_death_is_none():
 
 
 def test_node_that_is_back_is_its_own_proof():
-    """An agent joins only when no worker of an earlier one is left: the rendezvous need not wait any more."""
+    """An agent joins only when no worker of an earlier one is left, so the rendezvous need not wait any more."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.tell(NodeLost(node="n2", incarnation="n2.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.ready("n1")
@@ -165,7 +165,7 @@ def test_node_that_is_back_is_its_own_proof():
 
 
 def test_spare_that_falls_silent_holds_nothing_up():
-    """It had no worker."""
+    """A spare has no workers."""
     fleet = running(plain(nodes=2, spares=2))
     fleet.tell(NodeLost(node="n3", incarnation="n3.0", cause="heartbeat_timeout", safe_after_s=20.0))
     fleet.fail("n1")
@@ -174,7 +174,7 @@ def test_spare_that_falls_silent_holds_nothing_up():
 
 
 def test_node_that_keeps_dying_is_quarantined():
-    """After its last chance it is welcome no more, and whoever waits for a node does not get it."""
+    """After its last chance the node gets no ranks, even if a rendezvous lacks a node."""
     fleet = running(plain(nodes=2, spares=1, quarantine_after=2))
     fleet.lose("n3")
     fleet.rejoin("n3")
@@ -189,8 +189,8 @@ def test_node_that_keeps_dying_is_quarantined():
     assert fleet.said(Shutdown)[-1].exit_code == 75
 
 
-def test_dead_joiner_never_blocks_a_round():
-    """A node that dies while a rendezvous waits for it is waited for no more."""
+def test_dead_joiner_never_blocks_a_rendezvous():
+    """A rendezvous stops waiting for a node that dies."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.fail("n1")
     fleet.ready("n1")
@@ -199,7 +199,7 @@ def test_dead_joiner_never_blocks_a_round():
 
 
 def test_rejoined_node_doubles_no_rank():
-    """A node whose agent was replaced while the others got ready takes its own seat again, and holds no other."""
+    """A node whose agent was replaced while the others got ready takes its own seat again, and no other."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.rejoin("n2")
     fleet.ready("n1")
@@ -207,8 +207,8 @@ def test_rejoined_node_doubles_no_rank():
     assert fleet.job.standby == {"n3"}
 
 
-def test_more_live_nodes_than_needed_stand_by():
-    """Extras are spares, never an error."""
+def test_more_live_nodes_than_needed_are_standby():
+    """A node beyond those needed is a spare, never an error."""
     fleet = Fleet(plain(nodes=1, spares=0))
     fleet.names += ("extra",)
     fleet.incarnations["extra"] = fleet.seqs["extra"] = 0
@@ -226,7 +226,7 @@ def test_without_spares_a_round_goes_on_smaller_down_to_min_nodes():
 
 
 def test_below_min_nodes_the_job_stops_for_a_retry():
-    """No spare and too few nodes: shut down with 75, after a moment, saying what is missing."""
+    """Without a spare and with too few nodes the job shuts down with 75, after a moment, and says what is missing."""
     fleet = running(plain(nodes=3, spares=0, min_nodes=3))
     fleet.lose("n1")
     fleet.ready("n2", "n3")
@@ -250,8 +250,8 @@ def test_spares_count_for_min_nodes(spares):
     assert [each.exit_code for each in fleet.said(Shutdown)] == ([] if spares else [75])
 
 
-def test_want_of_nodes_is_told_with_all_that_are_here():
-    """Those that are ready and the spares; and who never came."""
+def test_want_of_nodes_is_reported_with_all_that_are_ready():
+    """The reason counts the ready nodes and the spares, and names the nodes that never came."""
     fleet = Fleet(plain(nodes=3, spares=1, rendezvous__join_timeout=60.0))
     fleet.join("n2", "n4")
     (shutdown, *_) = fleet.later(60.0)
@@ -269,7 +269,7 @@ def test_want_of_nodes_names_those_that_were_called_and_did_not_answer():
 
 
 def test_node_that_had_finished_and_is_back_is_ready_for_the_next_round_at_once():
-    """It was lost after its work was done, which is no failure, and joined again: there is nothing to tear down."""
+    """It was lost after its work was done, which is no failure, and has joined again: nothing has to be torn down."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.done("n1")
     fleet.lose("n1")
@@ -283,7 +283,7 @@ def test_node_that_had_finished_and_is_back_is_ready_for_the_next_round_at_once(
 
 
 def test_late_node_is_fenced_once():
-    """What it still reports is not answered by a second fence."""
+    """A later report of the node causes no second fence."""
     fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
@@ -310,7 +310,7 @@ def last_drained(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("last", [last_ready, last_lost, last_drained])
 def test_teardown_ends_with_the_last_node_that_is_awaited(last: Callable[[Fleet], None]) -> None:
-    """Whether it gets ready, is lost, or is drained; what the round waits for after that is no teardown."""
+    """That node gets ready, is lost, or is drained; what the rendezvous waits for after that is no teardown."""
     acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
     fleet = running(plain(nodes=2, spares=1, attribution=acting))
     fleet.fail("n1")
@@ -354,7 +354,7 @@ def test_what_becomes_of_a_node_that_was_ready_does_not_prolong_the_teardown(lat
 
 
 def test_teardown_of_a_late_node_ends_with_its_fence() -> None:
-    """The wait for the proof of its death is the rendezvous'."""
+    """The wait for the proof of its death belongs to the rendezvous."""
     fleet = running(plain(nodes=2, spares=1, teardown__grace=10.0, rendezvous__last_call=5.0))
     fleet.fail("n1")
     fleet.ready("n1")
@@ -367,7 +367,7 @@ def test_teardown_of_a_late_node_ends_with_its_fence() -> None:
 
 
 def test_where_all_that_is_awaited_is_here_already_the_teardown_takes_no_time() -> None:
-    """One node had finished and is back; the other is lost, and comes back too."""
+    """One node had finished and is back; the other one is lost, and is back too."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.done("n1")
     fleet.lose("n1")
@@ -381,7 +381,7 @@ def test_where_all_that_is_awaited_is_here_already_the_teardown_takes_no_time() 
 
 
 def test_where_a_node_never_comes_the_teardown_ends_with_the_round() -> None:
-    """A spare has its place after the last call; and from then on the cycle counts."""
+    """A spare gets its place after the last call, and from then on the cycle counts."""
     fleet = Fleet(plain(nodes=2, spares=1, rendezvous__last_call=5.0))
     fleet.join("n1")
     fleet.now += 1.0
@@ -400,11 +400,11 @@ def test_a_cycle_with_fewer_nodes_counts_from_its_close_too() -> None:
     assert fleet.job.replicas["main-0"].began_at == fleet.now
 
 
-# ------------------------------------------------------------------------------- when it is looked at
+# ------------------------------------------------------------------------------- when it is due
 
 
 def test_nodes_that_have_not_joined_are_expected_up_to_a_moment() -> None:
-    """A spare that never came is waited for while it may come, counted from the start of the job."""
+    """A spare that never came is waited for as long as it may come, counted from the start of the job."""
     plan = plain(nodes=2, spares=1, rendezvous__join_timeout=600.0)
     fleet = Fleet(plan)
     fleet.join("n1", "n2")
@@ -418,7 +418,8 @@ def test_nodes_that_have_not_joined_are_expected_up_to_a_moment() -> None:
 
 
 def test_a_round_is_overdue_later_where_agents_have_been_started_for_it() -> None:
-    """While one of them is expected; once all have joined, the round's own bound holds."""
+    """The bound is later while one of the agents is expected; once all have joined, the rendezvous' own bound
+    counts."""
     fleet = running(plain(nodes=3, spares=0, rendezvous__join_timeout=600.0))
     opened_at = fleet.now
     fleet.lose("n3")
@@ -462,8 +463,8 @@ def test_shrunk_world_grows_again_at_the_next_round():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n2", "n1")
 
 
-def test_join_timeout_names_who_never_came():
-    """A rendezvous that cannot close ends the job at the join timeout, with the names of the missing."""
+def test_join_timeout_names_the_nodes_that_never_came():
+    """A rendezvous that cannot close ends the job at the join timeout, and names the missing nodes."""
     fleet = Fleet(plain(nodes=2, spares=0, rendezvous__join_timeout=60.0))
     fleet.join("n1")
     assert fleet.later(59.0) == []
@@ -486,7 +487,7 @@ def test_replicas_share_one_pool_of_spares_and_restart_alone():
 
 
 def test_replica_does_not_take_the_nodes_another_one_waits_for():
-    """At the start each replica's nodes are its own, however late another replica's are."""
+    """At the start each replica has its own nodes, however late those of another replica are."""
     rollout = RolePlan(name="rollout", command=("x",), replicas=2)
     fleet = Fleet(plan_of(rollout, spares=0, rendezvous__last_call=1.0))
     fleet.join("n2")

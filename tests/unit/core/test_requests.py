@@ -1,4 +1,4 @@
-"""What users ask for: restarts, drains, undrains; and what stands in their way."""
+"""What users ask for, restarts, drains and undrains, and what prevents it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BY = "ada@login1"
 
 
 def ask(fleet: Fleet, request: str = "r1", generation: int = 0, **cycles: int) -> list[Decision] | None:
-    """A restart of the replicas, each in the cycle given."""
+    """Ask for a restart of the replicas, each in the cycle given."""
     named = {name.replace("_", "-"): cycle for name, cycle in cycles.items()}
     return fleet.tell(RestartAsked(request=request, by=BY, cycles=named, generation=generation))
 
@@ -49,7 +49,7 @@ def undrain(fleet: Fleet, node: str, request: str = "") -> list[Decision] | None
 
 
 def refused(decisions: list[Decision] | None) -> str | None:
-    """Why, if that is all that follows."""
+    """The reason, if a refusal is all that follows."""
     if decisions is None or len(decisions) != 1 or not isinstance(decisions[0], RequestRefused):
         return None
     return decisions[0].why
@@ -59,7 +59,8 @@ def refused(decisions: list[Decision] | None) -> str | None:
 
 
 def test_users_restart_opens_the_next_rendezvous_and_spends_nothing():
-    """No budget, no attribution, no count of cycles without progress: the workers only start anew."""
+    """No budget, no attribution and no count of cycles without progress changes: the workers are only started
+    again."""
     fleet = running(plain(nodes=2, spares=1, max_restarts=0, progress__max_no_progress_cycles=1))
     assert ask(fleet, main_0=0) == [
         RestartOrdered(request="r1", by=BY, replica="main-0", cycle=0),
@@ -74,7 +75,7 @@ def test_users_restart_opens_the_next_rendezvous_and_spends_nothing():
 
 
 def test_workers_that_end_by_a_users_restart_are_no_failure():
-    """What they report while they are stopped comes too late to be one."""
+    """What they report while they are stopped comes too late to be a failure."""
     fleet = running(plain(nodes=2, max_restarts=0))
     ask(fleet, main_0=0)
     assert fleet.fail("n2", cycle=0) is None
@@ -83,7 +84,7 @@ def test_workers_that_end_by_a_users_restart_are_no_failure():
 
 
 def test_restart_that_arrives_in_a_later_cycle_is_refused():
-    """The job has restarted since its user looked."""
+    """The job has restarted since the user looked."""
     fleet = running()
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -99,7 +100,7 @@ def test_restart_that_meets_a_recovery_is_refused():
 
 
 def test_request_that_comes_twice_is_answered_once():
-    """A copy of the record in the inbox, or one that was sent again, leaves no trace."""
+    """A copy of the record in the inbox, or a request that was sent again, leaves no trace."""
     fleet = running()
     assert ask(fleet, main_0=0)
     fleet.ready("n1", "n2")
@@ -109,7 +110,7 @@ def test_request_that_comes_twice_is_answered_once():
 
 
 def test_requests_of_an_older_generation_are_refused():
-    """Slurm has requeued the job since: what the user saw is gone."""
+    """Slurm has requeued the job since: what the user saw does not exist any more."""
     fleet = running()
     fleet.requeue()
     fleet.join(*fleet.names)
@@ -124,7 +125,7 @@ def test_requests_to_a_job_that_ends_are_refused():
 
 
 def test_one_replica_restarts_alone_unless_its_role_says_otherwise():
-    """As after a failure: `restart_job` takes all of them along."""
+    """As after a failure, `restart_job` restarts all of them."""
     alone = RolePlan(name="a", command=("x",), replicas=2, nodes_per_replica=1, workers_per_node=1)
     fleet = running(plan_of(alone))
     ask(fleet, a_1=0)
@@ -161,7 +162,7 @@ def test_failure_after_a_users_restart_is_counted_as_ever():
 
 
 def test_recovery_after_a_users_restart_counts_from_the_request():
-    """Nothing had been noticed before it."""
+    """No failure was noticed before the request."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.now += 7.0
     ask(fleet, main_0=0)
@@ -177,7 +178,7 @@ def test_recovery_after_a_users_restart_counts_from_the_request():
 
 
 def test_drain_moves_the_ranks_of_a_node_to_a_spare():
-    """By an orderly restart: the node tears down as the others do, and stays, without ranks."""
+    """It is an orderly restart: the node tears down as the others do, and stays, without ranks."""
     fleet = running(plain(nodes=2, spares=1))
     assert drain(fleet, "n1") == [
         NodeDrained(request="d-n1", by=BY, node="n1"),
@@ -204,7 +205,7 @@ def test_drain_without_a_spare_is_refused_also_with_force():
 
 
 def test_drain_counts_on_nodes_that_have_yet_to_join():
-    """Not on those that another rendezvous waits for, and on one that was undrained again."""
+    """It does not count on those that another rendezvous waits for, but on one that was undrained again."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.join("n1", "n2")
     assert refused(drain(fleet, "n1")) is None
@@ -219,15 +220,15 @@ def test_drain_counts_on_nodes_that_have_yet_to_join():
 
 
 def test_drain_of_a_node_that_is_lost_costs_nothing():
-    """Also while the rendezvous lacks a node: this one could not have come."""
+    """This is so while the rendezvous lacks a node, too: the lost node could not have come."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.lose("n3")
     fleet.lose("n2")
     assert drain(fleet, "n3") == [NodeDrained(request="d-n3", by=BY, node="n3")]
 
 
-def test_drain_of_a_lost_node_whose_ranks_a_spare_has_restarts_nobody():
-    """The replica that it belonged to runs without it."""
+def test_drain_of_a_lost_node_whose_ranks_a_spare_has_restarts_no_replica():
+    """The node's former replica runs without it."""
     fleet = running(plain(nodes=2, spares=2))
     fleet.lose("n2")
     fleet.ready("n1")
@@ -282,8 +283,8 @@ def test_drain_of_a_spare_and_of_a_node_that_a_recovery_needs():
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n3")
 
 
-def test_drain_that_meets_a_recovery_rides_on_it():
-    """The open rendezvous replaces the node too: there is no second one."""
+def test_drain_that_meets_a_recovery_becomes_part_of_it():
+    """The open rendezvous replaces the drained node too: no second one is opened."""
     fleet = running(plain(nodes=2, spares=2))
     fleet.fail("n1")
     assert drain(fleet, "n2") == [NodeDrained(request="d-n2", by=BY, node="n2")]
@@ -308,7 +309,7 @@ def test_drain_is_taken_back_when_the_spare_is_lost_meanwhile():
     fleet = running(plain(nodes=2, spares=1))
     drain(fleet, "n1")
     fleet.ready("n1", "n2")
-    # The spare is lost first in another history: before n2 is ready.
+    # In another history the spare is lost first: before n2 is ready.
     fleet = running(plain(nodes=2, spares=1))
     drain(fleet, "n1")
     fleet.ready("n1")
@@ -327,7 +328,7 @@ def taken_back(node: str) -> NodeUndrained:
 
 
 def test_no_more_drains_are_taken_back_than_the_rendezvous_lacks_nodes():
-    """Those that came first, and only those that are here."""
+    """The drains that came first are taken back, and only those of nodes that have not been lost."""
     # nodes, spares; drained; lost → taken back, nodes of the next cycle
     for plan, drained, lost, back, nodes in (
         (plain(nodes=3, spares=2), ("n1", "n2"), ("n5",), ("n1",), ("n1", "n4", "n3")),
@@ -345,7 +346,7 @@ def test_no_more_drains_are_taken_back_than_the_rendezvous_lacks_nodes():
 
 
 def test_forced_drain_stands_where_min_nodes_are_left():
-    """Only what is lacking beyond that brings it back; a drain without force is taken back first."""
+    """A forced drain is taken back only if fewer than that are left; a drain without force is taken back first."""
     for lost, back, nodes in (
         (("n5",), ("n2",), ("n4", "n2", "n3")),
         (("n4", "n5"), ("n1", "n2"), ("n1", "n2", "n3")),
@@ -368,7 +369,7 @@ def test_forced_drain_stands_where_min_nodes_are_left():
 
 
 def test_node_whose_drain_is_taken_back_is_one_of_the_rendezvous_again():
-    """Where that waits for a verdict and the node is lost meanwhile, it does not close with it."""
+    """If the rendezvous waits for a verdict and the node is lost meanwhile, the rendezvous does not close with it."""
     acting = AttributionSpec(enable_lib=True, dry_run=False, decision_timeout=10.0)
     fleet = running(plain(nodes=2, spares=1, attribution=acting))
     fleet.fail("n2")
@@ -396,7 +397,7 @@ def test_drained_node_that_is_lost_comes_back_drained():
 
 
 def test_node_that_is_lost_can_be_drained_and_undrained():
-    """It has no agent to tell: what counts is what becomes of it when it is back."""
+    """The node has no agent to inform: its state when it is back is what counts."""
     fleet = running(plain(nodes=2, spares=2))
     fleet.lose("n4")
     assert drain(fleet, "n4") == [NodeDrained(request="d-n4", by=BY, node="n4")]
@@ -437,7 +438,7 @@ def test_undrained_node_is_no_longer_one_that_the_rendezvous_replaces():
 
 
 def test_drain_at_the_start_of_a_job():
-    """A node that has not joined yet is not waited for; it joins without ranks."""
+    """A drained node that has not joined yet is not waited for; it joins without ranks."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.join("n1", "n3")
     drain(fleet, "n2")
@@ -447,7 +448,7 @@ def test_drain_at_the_start_of_a_job():
 
 
 def test_start_waits_for_no_node_that_is_drained():
-    """Where the others are too few, the job stops as soon as they have come."""
+    """If the other nodes are too few, the job stops as soon as they have joined."""
     fleet = Fleet(plain(nodes=2, spares=1))
     fleet.join("n1")
     drain(fleet, "n2")
@@ -476,7 +477,7 @@ def test_drains_end_with_the_generation():
 
 
 def test_drained_nodes_leave_with_the_job():
-    """The end waits for their agents too."""
+    """The end of the job waits for their agents too."""
     fleet = running(plain(nodes=1, spares=1))
     drain(fleet, "n2")
     fleet.done("n1")
@@ -497,7 +498,7 @@ def run(
 
 
 def test_command_goes_to_the_node_that_has_the_rank():
-    """And is named in the order with its cycle: an agent that reads it later runs nothing."""
+    """The order names the node and the cycle: an agent that reads it later runs nothing."""
     fleet = running(plain(nodes=2))
     fields = {"by": BY, "argv": ("nvidia-smi", "-q"), "replica": "main-0", "node": "n2", "rank": 3}
     assert run(fleet, 3) == [CommandOrdered(**fields, request="c1", cycle=0)]
@@ -510,7 +511,7 @@ def test_command_goes_to_the_node_that_has_the_rank():
 
 
 def test_command_without_a_worker_to_run_beside_is_refused():
-    """In another cycle, during a recovery, of a rank that is not or is done."""
+    """The cycle is another one, a recovery is under way, or the rank does not exist or is done."""
     fleet = running(plain(nodes=2))
     assert refused(run(fleet, 4, request="a")) is not None
     assert refused(run(fleet, 0, cycle=1, request="b")) is not None

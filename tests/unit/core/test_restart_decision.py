@@ -1,4 +1,4 @@
-"""Whether to restart: what the sources say, what is read when, and what then follows."""
+"""Whether to restart: the answers of the sources, when they are read, and what follows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kinds(decisions: Any) -> list[type]:
 
 # --------------------------------------------------------------------------------------- what is read
 
-# sources' answers, how they are taken together → the verdict
+# the sources' answers, how they are aggregated → the verdict
 READINGS = [
     ({"lib": RESTART, "mcp": STOP}, "any", STOP),
     ({"lib": RESTART, "mcp": STOP}, "all", RESTART),
@@ -73,7 +73,8 @@ READINGS = [
 
 @pytest.mark.parametrize(("said", "how", "verdict"), READINGS)
 def test_answers_add_up(said: dict[str, Verdict], how: Any, verdict: Verdict) -> None:
-    """One STOP is enough with `any`; with `all` every source must say it; who is silent says TIMEOUT."""
+    """One STOP is enough with `any`; with `all` every source must say it; a source without an answer counts as
+    TIMEOUT."""
     answers = {name: Attribution(source=name, verdict=each) for name, each in said.items()}
     assert restart_decision.read(TWO, answers, how).verdict is verdict
 
@@ -81,16 +82,16 @@ def test_answers_add_up(said: dict[str, Verdict], how: Any, verdict: Verdict) ->
 # --------------------------------------------------------------------------------------- when it acts
 
 
-def test_a_failure_is_asked_about_and_the_round_opens_at_once() -> None:
-    """Teardown and rendezvous begin with the failure, not with the verdict; what is decided waits."""
+def test_a_failure_is_asked_about_and_the_rendezvous_opens_at_once() -> None:
+    """Teardown and rendezvous begin with the failure, not with the verdict; the decision waits."""
     fleet = fleet_of(acting())
     assert kinds(fleet.fail("n1")) == [AttributionAsked, RendezvousOpened]
     asked = fleet.said(AttributionAsked)[0]
     assert (asked.rank, asked.node, asked.sources, asked.holds) == (0, "n1", ("lib",), True)
 
 
-def test_restart_is_decided_when_the_round_could_close() -> None:
-    """A verdict that is there by then costs nothing."""
+def test_restart_is_decided_when_the_rendezvous_could_close() -> None:
+    """A verdict that has arrived by then costs no time."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     assert says(fleet, RESTART) == []
@@ -100,8 +101,8 @@ def test_restart_is_decided_when_the_round_could_close() -> None:
     assert fleet.said(RestartDecided)[0].by == "policy"
 
 
-def test_the_round_waits_for_a_late_verdict() -> None:
-    """Everybody is ready, and the last answer closes the rendezvous."""
+def test_the_rendezvous_waits_for_a_late_verdict() -> None:
+    """All nodes are ready, and the last answer closes the rendezvous."""
     fleet = fleet_of(acting(enable_mcp=True))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -113,7 +114,7 @@ def test_the_round_waits_for_a_late_verdict() -> None:
 
 
 @pytest.mark.parametrize("verdict", [UNKNOWN, TIMEOUT, RESTART])
-def test_whatever_is_not_a_stop_restarts(verdict: Verdict) -> None:
+def test_each_verdict_but_stop_restarts(verdict: Verdict) -> None:
     """A source that fails never stops a job."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
@@ -127,7 +128,7 @@ def test_whatever_is_not_a_stop_restarts(verdict: Verdict) -> None:
 
 
 def test_without_an_answer_the_job_restarts_after_the_decision_timeout() -> None:
-    """The wait is bounded from the failure on, and the deadline is one that wakes the controller."""
+    """The wait is bounded from the failure on, and its end is a deadline of the controller's."""
     fleet = fleet_of(acting())
     failed_at = fleet.now
     fleet.fail("n1")
@@ -140,8 +141,8 @@ def test_without_an_answer_the_job_restarts_after_the_decision_timeout() -> None
     assert len(fleet.said(RendezvousClosed)) == 2
 
 
-def test_stop_ends_the_job_before_the_round_is_ready() -> None:
-    """A STOP need not wait for nodes: the job shuts down with 93, once."""
+def test_stop_ends_the_job_before_the_rendezvous_is_ready() -> None:
+    """A STOP does not wait for nodes: the job shuts down with 93, once."""
     fleet = fleet_of(acting(enable_mcp=True))
     fleet.fail("n1")
     assert kinds(says(fleet, STOP, explanation="no module named x")) == [AttributionJudged, RestartDecided, Shutdown]
@@ -153,8 +154,8 @@ def test_stop_ends_the_job_before_the_round_is_ready() -> None:
     assert len(fleet.said(RendezvousClosed)) == 1
 
 
-def test_stop_after_the_round_is_recorded_and_dropped() -> None:
-    """A late STOP is in the journal, and nothing follows from it, then or later."""
+def test_stop_after_the_rendezvous_is_recorded_and_dropped() -> None:
+    """A late STOP is in the journal, and nothing follows from it, at once or later."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -166,7 +167,8 @@ def test_stop_after_the_round_is_recorded_and_dropped() -> None:
 
 
 def test_stale_keys_never_match() -> None:
-    """An answer about another cycle, rank, replica or generation, from a stranger, or given twice, is no fact."""
+    """An answer about another cycle, rank, replica or generation, from an unknown source, or given twice, is no
+    fact."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     answer = Attribution(source="lib", verdict=STOP)
@@ -178,8 +180,8 @@ def test_stale_keys_never_match() -> None:
     assert says(fleet, STOP) is None
 
 
-def test_dry_run_waits_for_nobody() -> None:
-    """The restart goes its way at once; the verdict is recorded when it comes, with what it would have done."""
+def test_dry_run_waits_for_no_source() -> None:
+    """The restart begins at once; the verdict is recorded when it arrives, with what it would have done."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True))
     assert kinds(fleet.fail("n1")) == [AttributionAsked, RestartDecided, RendezvousOpened]
     assert kinds(fleet.ready("n1", "n2"))[-1] is RendezvousClosed
@@ -189,7 +191,7 @@ def test_dry_run_waits_for_nobody() -> None:
 
 
 def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
-    """A source that never answers leaves a record all the same."""
+    """A source that never answers leaves a record too."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True, timeout=60.0))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -200,7 +202,7 @@ def test_dry_run_judges_without_an_answer_once_its_time_is_up() -> None:
 
 
 def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
-    """The failure is told of, with or without an answer, right before the end."""
+    """The failure is judged right before the end, with or without an answer."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True), max_restarts=0)
     fleet.fail("n1")
     fleet.leave("n1", "n2", "n3")
@@ -209,13 +211,13 @@ def test_a_job_that_ends_first_is_judged_by_what_is_there() -> None:
 
 
 def test_without_sources_nothing_is_asked() -> None:
-    """The path costs no record and no wait."""
+    """There is no record and no wait."""
     fleet = fleet_of(AttributionSpec(dry_run=False, enable_lib=False))
     assert kinds(fleet.fail("n1")) == [RestartDecided, RendezvousOpened]
 
 
 def test_a_new_controller_comes_to_the_same_outcome() -> None:
-    """The answers are in the journal: whoever replays it has them, and the deadline, too."""
+    """The answers are in the journal: a controller that replays it has them, and the deadline, too."""
     from nvrx_slurm.controller.controller import replay
     from nvrx_slurm.core.state import new_job
 
@@ -232,7 +234,7 @@ def test_a_new_controller_comes_to_the_same_outcome() -> None:
 
 @pytest.mark.parametrize("policy", ["ignore", "fail_job"])
 def test_what_restarts_nothing_waits_for_nothing(policy: Any) -> None:
-    """Where the policy ends the replica or the job anyway, a verdict is recorded and not awaited."""
+    """If the policy ends the replica or the job anyway, a verdict is recorded and not awaited."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=2, workers_per_node=2, on_failure=policy)
     fleet = fleet_of(acting(), plan=plan_of(role, spares=1, attribution=acting()))
     assert kinds(fleet.fail("n1"))[:2] == [AttributionAsked, RestartDecided]
@@ -240,7 +242,7 @@ def test_what_restarts_nothing_waits_for_nothing(policy: Any) -> None:
     assert not fleet.said(AttributionJudged)[0].acted
 
 
-def test_restart_job_holds_every_round_that_it_opens() -> None:
+def test_restart_job_holds_every_rendezvous_that_it_opens() -> None:
     """The other replicas' rendezvous wait for the verdict, too."""
     policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
     rollout = RolePlan(name="rollout", command=("x",))
@@ -257,8 +259,8 @@ def test_restart_job_holds_every_round_that_it_opens() -> None:
 
 @pytest.mark.parametrize("attribution", [AttributionSpec(enable_lib=False), acting()])
 def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attribution: AttributionSpec) -> None:
-    """Too few nodes are left for the rendezvous: first it is decided whether there is to be one, and that is
-    counted."""
+    """If too few nodes are left for the rendezvous, the core first decides whether to restart at all, and counts
+    that."""
     for allowed, code in ((1, 75), (0, 1)):
         losses = Allowance(count=allowed)
         plan = plain(
@@ -276,7 +278,7 @@ def test_a_job_that_may_not_restart_does_not_come_back_for_more_nodes(attributio
 
 
 def test_a_stop_wins_over_too_few_nodes() -> None:
-    """With 75 Slurm would start the job again, to fail again."""
+    """With 75 Slurm would start the job again, and it would fail again."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     fleet.lose("n1")
@@ -287,7 +289,7 @@ def test_a_stop_wins_over_too_few_nodes() -> None:
 
 
 def test_old_cases_are_forgotten() -> None:
-    """A job may fail thousands of times; an answer that comes a few cycles later is still known for what it is."""
+    """A job may fail thousands of times; an answer that arrives a few cycles later still finds its failure."""
     fleet = fleet_of(acting(), max_restarts=99)
     for cycle in range(3 * restart_decision.KEPT):
         fleet.fail("n1")
@@ -301,7 +303,7 @@ def test_old_cases_are_forgotten() -> None:
     ("attribution", "why"), [(acting(), "nothing is restarted; "), (AttributionSpec(enable_lib=True), "dry run; ")]
 )
 def test_what_is_not_acted_on_says_why(attribution: AttributionSpec, why: str) -> None:
-    """A role whose failures are ignored is no dry run."""
+    """The reason for a role whose failures are ignored is not a dry run."""
     ignored = RolePlan(name="main", command=("x",), on_failure="ignore")
     fleet = Fleet(plan_of(ignored, RolePlan(name="other", command=("x",)), attribution=attribution))
     fleet.join(*fleet.names)
@@ -318,7 +320,7 @@ def blame(fleet: Fleet, *nodes: str, confidence: float = 0.9) -> Any:
 
 
 def test_a_blamed_node_is_not_chosen_while_another_can_be() -> None:
-    """The spare takes its ranks, and it becomes the spare of last resort."""
+    """The spare takes its ranks, and the blamed node becomes the spare of last resort."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     blame(fleet, "n1")
@@ -333,7 +335,7 @@ def test_a_blamed_node_is_not_chosen_while_another_can_be() -> None:
 
 @pytest.mark.parametrize(("nodes", "confidence"), [(("n1",), 0.4), (("n1", "n2"), 0.9), (("n3",), 0.9)])
 def test_blame_needs_reason(nodes: tuple[str, ...], confidence: float) -> None:
-    """Not with little confidence, not of all nodes at once, not of a node that was no member."""
+    """Low confidence, all nodes at once, or a node that was no member are no reason."""
     fleet = fleet_of(acting())
     fleet.fail("n1")
     blame(fleet, *nodes, confidence=confidence)
@@ -342,8 +344,8 @@ def test_blame_needs_reason(nodes: tuple[str, ...], confidence: float) -> None:
     assert fleet.said(RendezvousClosed)[-1].nodes == ("n1", "n2")
 
 
-def test_suspects_of_other_jobs_stand_by() -> None:
-    """A job begins on clean nodes where it can."""
+def test_suspects_of_other_jobs_are_standby() -> None:
+    """A job begins on clean nodes if it can."""
     fleet = Fleet(plain(nodes=2, spares=1), suspects=("n1",))
     fleet.join("n1", "n2", "n3")
     assert fleet.said(RendezvousClosed)[0].nodes == ("n2", "n3")
@@ -359,7 +361,7 @@ def stepping(**more: Any) -> Fleet:
 
 
 def run_to(fleet: Fleet, first: int, last: int) -> Any:
-    """A cycle tells its first step, fails at its last, and its nodes get ready."""
+    """A cycle reports its first step and fails at its last one, and its nodes get ready."""
     cycle = fleet.job.replicas["main-0"].cycle
     fleet.tell(Progress(**fleet.by("n1"), replica="main-0", cycle=cycle, rank=0, step=first))
     fleet.tell(WorkerFailed(**fleet.by("n1"), replica="main-0", cycle=cycle, rank=0, exit_code=1, step=last))
@@ -379,7 +381,7 @@ def test_a_job_that_gets_nowhere_stops() -> None:
 
 
 def test_one_new_step_is_progress() -> None:
-    """The count begins anew once a cycle gets further than all before it."""
+    """The count starts again once a cycle gets further than all before it."""
     fleet = stepping()
     for last in (150, 150, 151, 151, 152):
         run_to(fleet, 101, last)
@@ -395,7 +397,7 @@ def test_fewer_steps_than_asked_for_are_none() -> None:
 
 
 def test_steps_that_nodes_find_in_files_count() -> None:
-    """What a node reads after the teardown is taken into account before it is decided."""
+    """What a node reads after the teardown counts for the decision."""
     fleet = stepping()
     for step in (100, 200):
         fleet.fail("n1")
@@ -405,8 +407,8 @@ def test_steps_that_nodes_find_in_files_count() -> None:
     assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 0]
 
 
-def test_a_first_cycle_whose_begin_nobody_told_counts_in_full() -> None:
-    """An iteration file tells where it ended only: a needless stop is worse than one more cycle."""
+def test_a_first_cycle_without_a_first_step_counts_in_full() -> None:
+    """An iteration file shows only where the cycle ended: a needless stop is worse than one more cycle."""
     fleet = fleet_of(
         AttributionSpec(enable_lib=False), progress=ProgressSpec(max_no_progress_cycles=1, min_progress_steps=10)
     )
@@ -417,9 +419,9 @@ def test_a_first_cycle_whose_begin_nobody_told_counts_in_full() -> None:
     assert [each.no_progress for each in fleet.said(RestartDecided)] == [0, 1]
 
 
-def test_progress_is_judged_once_the_failed_replica_has_told_its_steps() -> None:
-    """With restart_job another replica may be ready first; what the failed one's nodes find in files counts all the
-    same."""
+def test_progress_is_judged_once_the_failed_replica_has_reported_its_steps() -> None:
+    """With restart_job another replica may be ready first; what the failed replica's nodes find in files still
+    counts."""
     policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
     rollouts = RolePlan(name="arollout", command=("x",))
     for roles, ours in (((policy, rollouts), "n1"), ((rollouts, policy), "n2")):
@@ -451,7 +453,7 @@ def test_budget_is_the_last_to_be_asked() -> None:
 
 
 def test_a_rate_forgets() -> None:
-    """Two an hour: the third failure within the hour is one too many, the one after that hour is not."""
+    """With two an hour, the third failure within the hour is one too many, and the one after that hour is not."""
     fleet = fleet_of(AttributionSpec(enable_lib=False), max_restarts=Allowance(count=2, per_s=3600.0))
     for pause_s in (0.0, 1800.0, 1801.0, 1800.0):
         fleet.now += pause_s
@@ -463,7 +465,7 @@ def test_a_rate_forgets() -> None:
 
 
 def test_the_job_has_a_budget_of_its_own() -> None:
-    """Replicas share it, whatever each has left."""
+    """Replicas share it, however much each has left."""
     role = RolePlan(name="main", command=("x",), replicas=2)
     fleet = Fleet(plan_of(role, max_job_restarts=Allowance(count=1)))
     fleet.join("n1", "n2")
@@ -486,7 +488,7 @@ def test_lost_nodes_and_failed_workers_are_counted_apart() -> None:
 
 
 def test_budgets_live_across_generations() -> None:
-    """What a requeued job has spent is spent."""
+    """A requeued job has spent what it spent before."""
     fleet = fleet_of(AttributionSpec(enable_lib=False), max_restarts=1, max_preemptions=Allowance(count=1))
     fleet.fail("n1")
     fleet.requeue()
@@ -501,7 +503,7 @@ def test_budgets_live_across_generations() -> None:
 
 
 def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> None:
-    """Two replicas are held for hung in the same moment, and there is no budget: one shutdown."""
+    """Two replicas are found hung in the same moment, and there is no budget: there is one shutdown."""
     role = RolePlan(name="main", command=("x",), nodes_per_replica=2, replicas=2)
     fleet = Fleet(plan_of(role, max_restarts=0, hang=HangSpec(exit_skew=60.0)))
     fleet.join(*fleet.names)
@@ -511,7 +513,7 @@ def test_the_first_failure_that_ends_the_job_is_the_last_that_is_decided() -> No
 
 
 def test_nothing_of_an_older_generation_is_decided() -> None:
-    """A rendezvous that was open when the job was preempted is long overdue when it comes back."""
+    """A rendezvous that was open when the job was preempted is long overdue when the job is back."""
     fleet = fleet_of(acting(), rendezvous__join_timeout=60.0)
     fleet.fail("n1")
     fleet.now += 3600.0
@@ -554,7 +556,7 @@ def test_each_record_says_which_failure_it_is_about() -> None:
     assert decided == RestartDecided(**told, action="stop", by="attribution")
 
 
-def test_a_spent_budget_and_a_lack_of_progress_are_told_as_what_stopped_the_job() -> None:
+def test_a_spent_budget_and_a_lack_of_progress_are_named_as_what_stopped_the_job() -> None:
     for by, left, bounds in (
         ("budget", 0, {"max_restarts": 0}),
         ("progress", 5, {"max_restarts": 5, "progress": ProgressSpec(max_no_progress_cycles=1)}),
@@ -580,7 +582,7 @@ def test_stacks_are_written_down_at_the_end_unless_a_rendezvous_has_had_them_wri
 
 
 def test_a_dry_runs_open_question_is_not_forgotten() -> None:
-    """Only what is decided and judged is: each failure has its verdict on record."""
+    """Only a decided and judged one is forgotten: each failure has its verdict on record."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True, timeout=600.0), max_restarts=99)
     for _ in range(3 * restart_decision.KEPT):
         fleet.fail("n1")
@@ -604,7 +606,7 @@ def test_replicas_that_restart_alone_wait_for_their_own_verdict_alone() -> None:
 
 
 def test_with_all_a_source_that_does_not_say_stop_settles_it() -> None:
-    """The other's answer could not change the verdict, and is not waited for; a first STOP leaves it open."""
+    """The other answer could not change the verdict, and is not waited for; a first STOP leaves the verdict open."""
     for first, closed in ((RESTART, 2), (UNKNOWN, 2), (STOP, 1)):
         fleet = fleet_of(acting(enable_mcp=True, aggregation="all"))
         fleet.fail("n1")
@@ -615,7 +617,7 @@ def test_with_all_a_source_that_does_not_say_stop_settles_it() -> None:
             assert judged.why.endswith("; mcp: not waited for")
 
 
-def test_what_is_not_answered_in_time_is_told_as_such() -> None:
+def test_what_is_not_answered_in_time_is_reported_as_such() -> None:
     fleet = fleet_of(acting(enable_mcp=True))
     fleet.fail("n1")
     fleet.ready("n1", "n2")
@@ -625,14 +627,14 @@ def test_what_is_not_answered_in_time_is_told_as_such() -> None:
 
 
 def test_a_source_that_has_not_answered_is_named_with_what_that_means() -> None:
-    """By default its time is up."""
+    """By default the source's time is up."""
     silent = restart_decision.AggregatedVerdict(TIMEOUT, "lib: no answer in time", ())
     assert restart_decision.read(("lib",), {}, "any") == silent
     assert restart_decision.read(("lib",), {}, "any", over=False).why == "lib: not waited for"
 
 
 def test_a_dry_runs_stop_is_judged_at_once_and_ends_nothing_while_the_steps_are_awaited() -> None:
-    """The rendezvous waits for how far its nodes had come, not for the verdict."""
+    """The rendezvous waits for the steps of its nodes, not for the verdict."""
     dry = AttributionSpec(enable_lib=True, dry_run=True)
     fleet = fleet_of(dry, progress=ProgressSpec(max_no_progress_cycles=2))
     assert kinds(fleet.fail("n1")) == [AttributionAsked, RendezvousOpened]
@@ -649,7 +651,7 @@ def test_a_stop_in_a_job_that_ends_already_is_recorded_as_that() -> None:
 
 
 def test_without_a_bound_on_progress_no_replica_waits_for_anothers_steps() -> None:
-    """What the rendezvous waits for is the verdict, and it is there."""
+    """The rendezvous waits for the verdict, which has arrived."""
     policy = RolePlan(name="policy", command=("x",), on_failure="restart_job")
     fleet = Fleet(plan_of(policy, RolePlan(name="rollout", command=("x",)), attribution=acting()))
     fleet.join("n1", "n2")
@@ -672,7 +674,7 @@ def test_the_end_of_a_job_that_no_restart_can_help_says_why() -> None:
 
 
 def test_blame_of_a_node_counts_from_half_a_chance_on() -> None:
-    """And of the only node there is, too: all of one is no sign of a common cause."""
+    """It counts for the only node, too: one node of one is no sign of a common cause."""
     answer = Attribution(
         source="lib", verdict=RESTART, scope=Scope.NODE, nodes=("n1",), confidence=restart_decision.BLAME_CONFIDENCE
     )
@@ -686,7 +688,7 @@ def test_blame_of_a_node_counts_from_half_a_chance_on() -> None:
 
 
 def test_every_open_question_is_judged_when_the_job_ends() -> None:
-    """Each failure has one verdict: those that were judged before have no second one."""
+    """Each failure has one verdict: those that were judged before get no second one."""
     fleet = fleet_of(AttributionSpec(enable_lib=True, dry_run=True), max_restarts=9)
     for _ in range(3):
         fleet.fail("n1")
@@ -700,7 +702,7 @@ def test_every_open_question_is_judged_when_the_job_ends() -> None:
 
 
 def test_questions_of_one_moment_are_judged_in_one_moment() -> None:
-    """No answer about either has come: their time is up together."""
+    """No answer about either has arrived: their time is up together."""
     role = RolePlan(name="main", command=("x",), replicas=2)
     dry = AttributionSpec(enable_lib=True, dry_run=True, timeout=60.0)
     fleet = Fleet(plan_of(role, attribution=dry))

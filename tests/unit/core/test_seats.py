@@ -1,4 +1,4 @@
-"""Which node has which ranks, and what a node is told of them."""
+"""Which node has which ranks, and what its assignment contains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.journal.records import Assignment, RendezvousClosed
 
 
-def test_each_node_is_told_its_ranks_and_its_world() -> None:
+def test_each_node_is_assigned_its_ranks_and_its_world() -> None:
     closed = RendezvousClosed(
         replica="main-0",
         cycle=3,
@@ -54,7 +54,7 @@ def test_each_node_is_told_its_ranks_and_its_world() -> None:
         ("", "stu", "", ""),
     ],
 )
-def test_suspects_lose_their_seats_to_clean_spares_that_nobody_else_needs(
+def test_suspects_lose_their_seats_to_clean_spares_that_no_other_seat_needs(
     here: str, spares: str, suspects: str, passed: str
 ) -> None:
     assert passed_over("ab", here, spares, 2, lambda name: name in suspects) == set(passed)

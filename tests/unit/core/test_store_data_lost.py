@@ -21,7 +21,7 @@ LOST = StoreDataLost(entries=3)
 
 
 def test_running_cycles_end_and_their_nodes_get_their_ranks_back():
-    """Whichever node is back first; no budget counts it, and no node's death."""
+    """It does not matter which node is back first; no budget and no node's count of deaths includes it."""
     fleet = running(plain(nodes=2, spares=1))
     decisions = fleet.tell(LOST) or []
     assert [each.node for each in decisions if isinstance(each, Fence)] == ["n1", "n2", "n3"]
@@ -36,7 +36,7 @@ def test_running_cycles_end_and_their_nodes_get_their_ranks_back():
 
 
 def test_ranks_of_a_node_that_does_not_come_back_wait_until_its_workers_are_dead():
-    """A spare gets them once the fence is proven, or the lease of its workers has lapsed."""
+    """A spare gets the ranks once the node's death is proven, or the lease of its workers has lapsed."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.tell(LOST)
     fleet.rejoin("n2")
@@ -49,7 +49,7 @@ def test_ranks_of_a_node_that_does_not_come_back_wait_until_its_workers_are_dead
 
 
 def test_node_that_was_lost_before_is_fenced_once_more():
-    """It may not have read that it is fenced, and renew its lease at the empty store."""
+    """It may not have read the first fence, and may renew its lease at the empty store."""
     fleet = running(plain(nodes=2, spares=1))
     gives_away_s = fleet.plan.fault_tolerance.gives_away_after_s
     lost = NodeLost(node="n1", incarnation="n1.0", cause="heartbeat_timeout", safe_after_s=gives_away_s)
@@ -61,7 +61,7 @@ def test_node_that_was_lost_before_is_fenced_once_more():
 
 
 def test_open_rendezvous_begins_again():
-    """That a node is ready, or is called, may be what was lost."""
+    """The lost data may include that a node is ready, or is called."""
     fleet = running(plain(nodes=2, spares=0))
     fleet.fail("n1")
     fleet.ready("n1")

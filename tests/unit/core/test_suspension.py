@@ -1,4 +1,4 @@
-"""A job that Slurm suspends as a whole: nobody has died, and no deadline counts the time."""
+"""A job that Slurm suspends as a whole: no node has died, and no deadline counts the time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lose(fleet, node):
 
 
 def test_first_announcement_suspends_the_job_for_all_agents_that_live():
-    """The other nodes announce the same suspension: they leave no trace."""
+    """The other nodes announce the same suspension: their announcements leave no trace."""
     fleet = running()
     lose(fleet, "n3")
     (order,) = suspended(fleet).said(JobSuspended)
@@ -51,14 +51,14 @@ def test_first_announcement_suspends_the_job_for_all_agents_that_live():
 
 
 def test_announcement_of_an_agent_that_was_replaced_is_stale():
-    """Slurm suspended something else."""
+    """The announcement is about an agent that is gone."""
     fleet = running()
     assert fleet.tell(Suspending(node="n1", incarnation="older", seq=99)) is None
     assert fleet.job.suspended_at is None
 
 
 def test_no_deadline_is_due_while_the_job_is_suspended_and_all_move_by_that_time():
-    """A rendezvous that was open goes on where it was."""
+    """An open rendezvous continues where it was."""
     fleet = running()
     fleet.fail("n2")
     due_at = next_deadline(fleet.job)
@@ -85,7 +85,7 @@ def test_node_lost_in_a_suspension_keeps_its_ranks_until_its_death_is_proven():
 
 
 def test_node_whose_kernel_proves_its_death_in_a_suspension_holds_nothing_up():
-    """There is nothing to wait for, whatever the clock proves."""
+    """With a proof there is nothing to wait for."""
     fleet = suspended(running())
     fleet.tell(JobResumed(stood_still_s=10.0))
     fleet.lose("n2")
@@ -95,7 +95,7 @@ def test_node_whose_kernel_proves_its_death_in_a_suspension_holds_nothing_up():
 
 
 def test_job_ends_where_no_proof_comes():
-    """The wait for it has a bound."""
+    """The wait for a proof has a bound."""
     fleet = suspended(running())
     fleet.tell(JobResumed(stood_still_s=10.0))
     lose(fleet, "n2")
@@ -118,7 +118,7 @@ def test_node_that_has_resumed_loses_its_ranks_by_the_clock_as_before():
 
 
 def test_resumption_from_an_earlier_suspension_leaves_the_grant_of_the_next():
-    """Its workers outlive their lease again, or will when the agent has read the order."""
+    """Its workers outlive their lease again, at the latest when the agent has read the order."""
     fleet = suspended(running())
     fleet.tell(JobResumed(stood_still_s=10.0))
     suspended(fleet)
@@ -131,7 +131,7 @@ def test_resumption_from_an_earlier_suspension_leaves_the_grant_of_the_next():
 
 
 def test_node_that_joins_again_does_not_outlive_its_lease():
-    """An agent joins only when none of its workers is left, and the grant was its older incarnation's."""
+    """An agent joins only when none of its workers is left, and the grant belonged to its older incarnation."""
     fleet = suspended(running())
     fleet.tell(JobResumed(stood_still_s=10.0))
     fleet.incarnations["n2"] += 1
@@ -140,12 +140,12 @@ def test_node_that_joins_again_does_not_outlive_its_lease():
 
 
 def test_resumption_of_a_job_that_is_not_suspended_is_stale():
-    """It was resumed already, or by another controller."""
+    """The job was resumed already, or by another controller."""
     assert running(plain()).tell(JobResumed(stood_still_s=1.0)) is None
 
 
 def test_order_and_its_end_are_of_the_generation_that_runs():
-    """What an older one has announced, or still says, changes nothing in this one."""
+    """What an older generation has announced, or still announces, changes nothing in this one."""
     fleet = running()
     fleet.requeue()
     fleet.join(*fleet.names)
@@ -158,7 +158,7 @@ def test_order_and_its_end_are_of_the_generation_that_runs():
 
 
 def test_agent_that_was_replaced_does_not_say_that_its_node_has_resumed():
-    """Nor one of a node that is none of the job's."""
+    """Nor does an agent of a node that does not belong to the job."""
     fleet = suspended(running())
     assert fleet.tell(NodeResumed(node="n1", incarnation="older", seq=99, stood_still_s=1.0)) is None
     assert fleet.tell(NodeResumed(node="n9", incarnation="n9.0", seq=1, stood_still_s=1.0)) is None
@@ -166,7 +166,7 @@ def test_agent_that_was_replaced_does_not_say_that_its_node_has_resumed():
 
 
 def test_cause_that_is_reported_after_a_suspension_counts():
-    """A worker that lost its peer has reported that before: the time in between counts for nothing."""
+    """The report of a worker that lost its peer came before: the time in between does not count."""
     fleet = running()
     of_cycle = {"replica": "main-0", "cycle": 0}
     fleet.tell(WorkerFailed(**fleet.by("n1"), **of_cycle, rank=0, exit_code=1, peer_lost=True))
@@ -185,7 +185,7 @@ NO_MOMENTS = frozenset({"plan", "role", "seen", "answers"})
 
 
 def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:
-    """Each moment in the core's state, by the fields that lead to it."""
+    """Each time in the core's state, with the fields that lead to it."""
     if isinstance(of, float):
         yield where, of
     elif isinstance(of, list):
@@ -201,7 +201,7 @@ def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:
 
 
 def recovering() -> Fleet:
-    """n2 is late in a rendezvous that the spare could close; before, all had run for a while."""
+    """n2 is late in a rendezvous that the spare could close; before that all nodes had run for a while."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.now += 7.0
     fleet.fail("n2")
@@ -277,7 +277,7 @@ def about_to_end() -> Fleet:
 
 
 def shutting_down() -> Fleet:
-    """The agents have been told to leave."""
+    """The agents have the order to leave."""
     fleet = running(plain(nodes=2, spares=1))
     fleet.signal("cancel")
     return fleet
@@ -298,7 +298,7 @@ def shutting_down() -> Fleet:
     ],
 )
 def test_suspension_moves_each_moment_of_a_jobs_state_by_its_time(history, sets):
-    """The suspended job goes on as if the time had not been."""
+    """The suspended job continues as if no time had passed."""
     fleet = history()
     before = dict(moments(fleet.job))
     for name in sets:
@@ -315,7 +315,7 @@ def test_suspension_moves_each_moment_of_a_jobs_state_by_its_time(history, sets)
 
 @pytest.mark.parametrize("stood_still_s", [0.0, 5000.0])
 def test_rate_counts_no_suspension(stood_still_s):
-    """Two failures within a minute of running time are two within the minute of the rate."""
+    """Two failures within a minute of running time count as two within the minute of the rate."""
     fleet = running(plain(max_restarts=Allowance(count=1, per_s=60.0)))
     fleet.fail("n1")
     fleet.ready("n1", "n2")

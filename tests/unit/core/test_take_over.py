@@ -1,7 +1,7 @@
-"""A new controller takes in all that arrived while none ran before it looks at a deadline that passed meanwhile.
+"""A new controller takes in all facts that arrived while none ran, before it judges a deadline that passed meanwhile.
 
-The journal's time never goes back, so these facts have the time of its start: the first proves of none that it
-came too late.
+The journal's time never goes back, so these facts have the time of the controller's start: the first one does not
+prove that another one came too late.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_workers_that_had_finished_in_time_are_not_held_for_hung() -> None:
 
 @pytest.mark.parametrize("later_s", [0.0, 0.1])
 def test_those_of_which_nothing_had_arrived_are(later_s: float) -> None:
-    """All that had arrived has been taken in once a deadline is looked at for itself."""
+    """When a deadline is due by itself, all facts that had arrived have been taken in."""
     fleet = skewed()
     fleet.learn("n3", step=(1, 1.0))
     fleet.later(later_s)
@@ -68,7 +68,7 @@ def test_nodes_that_were_ready_in_time_are_not_late() -> None:
 
 
 def test_a_node_that_had_joined_keeps_the_job_from_its_end() -> None:
-    """The job lacked a node, and would have stopped in a moment."""
+    """The job lacked a node, and would have stopped a moment later."""
     fleet = running(plain(2, 0))
     fleet.lose("n2")
     fleet.ready("n1")

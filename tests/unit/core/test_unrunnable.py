@@ -1,4 +1,4 @@
-"""A program that cannot be executed: what is tried, and when the job ends."""
+"""A program that cannot be executed: whether it is tried again, and when the job ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def joined(*, spares: int, suspects: tuple[str, ...] = ()) -> Fleet:
     "error", ["No such file or directory: /no/prog", "container.image: /no/root does not exist on this node"]
 )
 def test_a_program_that_cannot_be_executed_is_not_restarted(error: str) -> None:
-    """The same nodes would fail again: the job ends at once, with the code that says so."""
+    """The same nodes would fail again: the job ends at once, with the exit code for that."""
     decided, shutdown = cannot_run(joined(spares=0), "n2", error)
     assert (decided.action, decided.restarts_left) == ("stop", 3)
     why = f"main-0: a restart cannot help: its program cannot be executed; last: {decided.cause}"
@@ -39,13 +39,13 @@ def test_a_program_that_cannot_be_executed_is_not_restarted(error: str) -> None:
 
 
 def test_no_spare_is_tried_against_which_evidence_speaks() -> None:
-    """A suspect gets ranks only where no other node is left: what it would show is in doubt."""
+    """A suspect gets ranks only if no other node is left: what it would show is in doubt."""
     assert kinds(cannot_run(joined(spares=1, suspects=("n3",)), "n2")) == [RestartDecided, Shutdown]
     assert kinds(cannot_run(joined(spares=2, suspects=("n3",)), "n2")) == [RestartDecided, RendezvousOpened]
 
 
 def test_a_spare_is_tried_once_where_a_node_cannot_execute_it() -> None:
-    """The node may lack a mount that others have. A second node that fails alike settles it."""
+    """The node may lack a mount that others have. If a second node fails in the same way, the job ends."""
     fleet = joined(spares=2)
     assert kinds(cannot_run(fleet, "n2")) == [RestartDecided, RendezvousOpened]
     fleet.ready("n1", "n2", cycle=1)
@@ -55,7 +55,7 @@ def test_a_spare_is_tried_once_where_a_node_cannot_execute_it() -> None:
 
 @pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 9}])
 def test_a_worker_that_ran_and_names_a_missing_file_spends_the_budget(how: dict[str, int]) -> None:
-    """Its program was executed: what it says of a file is about that file."""
+    """Its program was executed: the message is about another file."""
     fleet = joined(spares=0)
     error = "No such file or directory: /data"
     failed = WorkerFailed(**fleet.by("n2"), replica="main-0", cycle=0, rank=0, error=error, **how)
@@ -63,8 +63,7 @@ def test_a_worker_that_ran_and_names_a_missing_file_spends_the_budget(how: dict[
 
 
 def test_a_wrong_option_of_the_wrapper_is_not_tried_again() -> None:
-    """No spare is tried: the program says what is wrong, on any node. An exception of that name of the user's own is
-    one as any."""
+    """No spare is tried: the option is wrong on any node. A user's own exception of that name counts as any other."""
     error = "OptionError: Wrapper: soft_timeout must be shorter than hard_timeout"
     for name, ends in (("nvrx_slurm.inprocess.exception.", True), ("", False)):
         fleet = joined(spares=2)
@@ -76,7 +75,7 @@ def test_a_wrong_option_of_the_wrapper_is_not_tried_again() -> None:
 
 @pytest.mark.parametrize("error", ["No such file or directory: /x", "Cannot allocate memory: /x"])
 def test_what_has_run_before_or_may_run_again_spends_the_budget(error: str) -> None:
-    """A file system may be back in a moment, and so may memory."""
+    """A file system may be back in a moment, and memory may be free again."""
     fleet = joined(spares=0)
     if error.startswith("No such"):
         fleet.started("n1")

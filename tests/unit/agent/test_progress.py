@@ -52,7 +52,7 @@ async def test_each_kind_of_report_is_passed_on_and_nonsense_is_not(tmp_path: Pa
     board.open()
     for rank in (1, 2):
         board.prepare(rank, 0)
-    strangers = [b"9 5", b"!9 77@1.5 KeyError: 3", b"!1 77@noon KeyError: 3"]  # other nodes' ranks; no time
+    strangers = [b"9 5", b"!9 77@1.5 KeyError: 3", b"!1 77@noon KeyError: 3"]  # unknown ranks, and a bad time
     too_large = [b"2 %d" % (1 << 65), b"2 %d" % (1 << 63), b"2 -7", b"2 " + b"9" * 5_000]  # too large, or negative
     nonsense = [b'{"torn', b"{}", b"\xff", b"", *strangers, *too_large]
     words = [encode(RESTART), *nonsense, b"!1 77 KeyError: 3", b"!1 77@1.5 KeyError: 3", b"2 5"]

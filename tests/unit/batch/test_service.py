@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a job's own attribution service, the job goes on."""
+"""A job goes on after any failure of its own attribution service."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_the_result_is_the_exit_code_in_any_state_of_slurms(job: JobFolder) -> N
 
 
 def test_an_array_ends_as_its_first_task_that_failed(job: JobFolder) -> None:
-    """This is so whatever other tasks Slurm still has. A result may appear later than its task's end; without a
+    """This is so while Slurm still has other tasks. A result may appear later than its task's end; without a
     result Slurm's state counts."""
     results = {"7_0": 0, "7_2": 93, "7_11": 124}
     for name in (*results, "7_3"):

@@ -50,7 +50,7 @@ def test_a_reason_ends_where_a_newer_slurm_goes_on() -> None:
 
 @pytest.mark.parametrize("time", ["None", "Unknown", "N/A", ""])
 def test_a_node_that_never_registered_has_no_boot_time(time: str) -> None:
-    """Such a node proves nothing, whatever its state."""
+    """Such a node proves nothing, in any state."""
     (node,) = nodes_of(UP.replace("2026-11-21T08:55:39", time))
     assert node.booted_at is None
     assert not node.proves_dead(heard_at=0.0)

@@ -103,7 +103,7 @@ def test_request_for_stacks_becomes_an_order_and_its_answers_are_kept():
 
 
 def test_node_that_kept_a_process_which_nothing_could_kill_is_quarantined_when_it_is_back():
-    """Whatever kept the process may happen again."""
+    """The fault that kept the process may happen again."""
     fleet = running()
     fleet.tell(NodeLeft(**fleet.by("n3"), reason="processes survived SIGKILL", survivors=(7,)))
     fleet.rejoin("n3")

@@ -38,7 +38,7 @@ def test_a_program_that_cannot_be_executed_is_not_restarted(error: str) -> None:
     assert shutdown == Shutdown(exit_code=EXIT_NO_RESTART, reason=why)
 
 
-def test_no_spare_is_tried_against_which_evidence_speaks() -> None:
+def test_no_spare_under_suspicion_is_tried() -> None:
     """A suspect gets ranks only if no other node is left: what it would show is in doubt."""
     assert kinds(cannot_run(joined(spares=1, suspects=("n3",)), "n2")) == [RestartDecided, Shutdown]
     assert kinds(cannot_run(joined(spares=2, suspects=("n3",)), "n2")) == [RestartDecided, RendezvousOpened]

@@ -163,7 +163,7 @@ def test_a_look_at_unfinished_logs_waits_for_all_agents(folder: Path) -> None:
 
 
 def test_late_and_repeated_findings_change_nothing(folder: Path) -> None:
-    """Findings of complete logs are kept, in whatever order and however often findings arrive."""
+    """Findings of complete logs are kept, in any order and however often findings arrive."""
     received = ReceivedFindings()
     early, whole = sent(folder, "n1", whole=False), sent(folder, "n1")
     for each in (early, whole, early, whole, early):

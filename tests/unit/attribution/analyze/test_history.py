@@ -10,7 +10,7 @@ from nvrx_slurm.journal.verdicts import Evidence
 SEGFAULT = "segfault|Segmentation fault at #|"
 
 
-def test_numbers_and_folders_do_not_tell_two_failures_apart() -> None:
+def test_numbers_and_folders_do_not_distinguish_two_failures() -> None:
     """A failure is identified by its class, words and frame."""
     one = Evidence(file="/a", line=3, text="Segmentation fault at 0x7f3a, see /home/me/core.11")
     two = Evidence(file="/b", line=9, text="Segmentation fault at 0x55, see /scratch/core.4711")

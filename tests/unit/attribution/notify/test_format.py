@@ -1,4 +1,4 @@
-"""What receivers get about a failure: complete, and within every receiver's limits, whatever the logs contain."""
+"""What receivers get about a failure: complete, and within every receiver's limits, for any content of the logs."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_the_verdict_is_the_judges_and_its_grounds_are_those_who_agree() -> None
     assert decided(attributions=(), judged=None).verdict is Verdict.UNKNOWN
 
 
-def test_a_failure_has_one_identity_whatever_is_said_of_it() -> None:
-    """A failure that is reported twice can be told from one that happened twice."""
+def test_a_failure_has_one_identity_with_any_attributions() -> None:
+    """A failure that is reported twice can be distinguished from one that happened twice."""
     assert decided().identity == decided(attributions=(), judged=None).identity
     assert re.fullmatch(r"[0-9a-f]{32}", decided().identity)
 
@@ -173,7 +173,7 @@ def test_a_cut_is_never_inside_an_entity(text: str, most: int) -> None:
 
 @given(st.text(alphabet="`a\n", max_size=60))
 def test_a_code_block_ends_where_it_should(text: str) -> None:
-    """Whatever the log contains, only the block's own fences are in it."""
+    """With any text of a log, only the block's own fences are in it."""
     block = code_block(text, 40)
     assert block.count("`") == 6
     assert block.startswith("```\n")

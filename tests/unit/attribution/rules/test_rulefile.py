@@ -29,7 +29,7 @@ def test_both_readers_agree(path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["  key: ", "    - ", "  a:", "name:", "# ", "", "  b: '"]), TEXTS)))
-def test_whatever_is_plain_means_the_same(
+def test_each_plain_file_means_the_same(
     tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
 ) -> None:
     """Any file that the quick reader takes is valid YAML of the same meaning."""

@@ -1,4 +1,4 @@
-"""The line below a traceback's frames names the exception, whatever the exception's name is."""
+"""The line below a traceback's frames names the exception, whichever name it has."""
 
 from __future__ import annotations
 

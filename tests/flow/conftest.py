@@ -1,4 +1,4 @@
-"""What several tests of this folder use."""
+"""Fixtures that several tests of this folder share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ledger import Ledger
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Checked after the test, whatever it was about."""
+    """A ledger of worker steps. Teardown asserts that each rank had at most one worker at a time."""
     ledger = Ledger(tmp_path / "ledger")
     yield ledger
     ledger.check()
@@ -24,7 +24,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser of this machine. In CI there must be one."""
+    """A browser of this machine. Where there is none, tests are skipped; in CI they fail."""
     program = programs.browser()
     if program is None:
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -33,14 +33,14 @@ def browser() -> Iterator[Browser]:
         )
     expect.set_options(timeout=30_000)  # a deadline; the machine may be busy
     with sync_playwright() as playwright:
-        # Root has no user namespaces to shut the browser in; the page is our own.
+        # Root has no user namespaces for the browser's sandbox, and the project itself makes the page.
         found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield found
         found.close()
 
 
 class Tab:
-    """A page of the browser that shows one file after the other: a new one takes two seconds of processor time."""
+    """One browser page that opens one file after the other: a new page takes two seconds of processor time."""
 
     def __init__(self, page: Page) -> None:
         self._page, self._complaints, self._requests = page, list[str](), list[str]()
@@ -49,7 +49,8 @@ class Tab:
         page.on("request", lambda asked: self._requests.append(asked.url))
 
     def shows(self, file: Path, screen: dict[str, Any]) -> Iterator[Page]:
-        """The file on this screen. Afterwards: nothing was asked for but the file itself, and nothing complained."""
+        """Open the file on this screen. Afterwards, assert that the page requested only the file itself, wrote
+        nothing to the console and raised no error."""
         self._page.goto("about:blank")
         self._complaints.clear()
         self._requests.clear()
@@ -63,6 +64,6 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Iterator[Tab]:
-    """One for all tests of a module."""
+    """One page for all tests of a module."""
     with browser.new_context() as context:
         yield Tab(context.new_page())

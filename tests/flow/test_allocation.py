@@ -1,4 +1,4 @@
-"""`nvrx-slurm run` inside salloc and inside an sbatch script of the user's, on a real Slurm."""
+"""`nvrx-slurm run` inside salloc and inside a user's sbatch script, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def the_run(tmp_path, process, number: int = 1) -> RunningJob:
 
 
 def test_plain_salloc_survives_a_killed_node(healthy_cluster, salloc, gate, tmp_path):
-    """Slurm would end the allocation with its node. The run gives the node up in time; its ranks are on the spare."""
+    """Slurm would end the allocation when a node dies. `run` removes the dead node from the allocation before that,
+    and its ranks move to the spare."""
     process = salloc(*CLI, "run", "--spares", "1", "--", *gate.command)
     workers = gate.wait(2, cycle=0)
     job = the_run(tmp_path, process)
@@ -68,7 +69,8 @@ def test_plain_salloc_survives_a_killed_node(healthy_cluster, salloc, gate, tmp_
     assert len(info.nodes) == 3
     lost, clock = workers[1].env["NVRX_NODE"], SystemClock()
     here_at = clock.monotonic()
-    # Before that no probe proves its death: it would be given up by its heartbeats, when Slurm itself misses it.
+    # A probe proves the node's death only once the controller has tested the node, which takes TEST_S. Without a
+    # proof the node is lost after its heartbeat timeout, when Slurm itself misses it.
     until(lambda: clock.monotonic() > here_at + 2 * TEST_S, "the test of probes", timeout=10.0)
     healthy_cluster.kill_node(lost)
     job.expect(RendezvousClosed, cycle=1)
@@ -96,7 +98,7 @@ def test_here_leaves_the_allocation_alone(salloc, gate, tmp_path):
 
 
 def test_scancel_of_the_allocation_ends_the_run_with_143(healthy_cluster, salloc, gate, tmp_path):
-    """Slurm signals the agents alone: the batch host runs where salloc does."""
+    """The run ends with 143, although Slurm signals only the agents: the batch host runs where salloc runs."""
     process = salloc("sh", "-c", f"{RUN} -- {shlex.join(gate.command)}; echo run $?", nodes=1)
     gate.wait(1, cycle=0)
     job = the_run(tmp_path, process)
@@ -109,7 +111,8 @@ def test_scancel_of_the_allocation_ends_the_run_with_143(healthy_cluster, salloc
 
 
 def test_cancel_from_another_host_ends_the_run_and_leaves_the_allocation(healthy_cluster, salloc, gate, tmp_path):
-    """By a request to its controller: no signal gets there. The journal has who asked."""
+    """`cancel` on another host sends a request to the controller, since no signal reaches it. The journal records the
+    sender."""
     process = salloc("sh", "-c", f"{RUN} -- {shlex.join(gate.command)}; echo run $?; sleep 600", nodes=1)
     workers = gate.wait(1, cycle=0)
     job = the_run(tmp_path, process)
@@ -135,7 +138,8 @@ def test_cancel_from_another_host_ends_the_run_and_leaves_the_allocation(healthy
 
 
 def test_runs_of_one_script_have_their_own_ids_and_nodes(healthy_cluster, gate, tmp_path):
-    """One after another, and two at once: those share no node, and a third one is refused."""
+    """Runs of one script have ids of their own. Two runs at the same time share no node, and a third run is
+    refused."""
     done = f"{shlex.quote(sys.executable)} -c pass"
     (tmp_path / "mine.sh").write_text(
         "#!/bin/bash\n#SBATCH --ntasks-per-node=2 --cpus-per-task=1\n"  # the layout of other steps
@@ -169,7 +173,8 @@ def test_runs_of_one_script_have_their_own_ids_and_nodes(healthy_cluster, gate, 
 
 
 def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_cluster, gate, tmp_path):
-    """Three nodes are left. The first task gets both nodes of its range, the second one the last."""
+    """Of three free nodes, one task gets two (a worker node and a spare) and the other task gets one, without
+    spare."""
     env = {**os.environ, **healthy_cluster.environment()}
     others = len(healthy_cluster.nodes) - 3
     taken = subprocess.Popen(["srun", f"--nodes={others}", "--exclusive", "sleep", "600"], env=env)
@@ -206,8 +211,8 @@ def test_tasks_of_an_array_are_jobs_with_as_many_spares_as_there_are(healthy_clu
 
 
 def test_status_of_an_array_shows_what_each_task_does(healthy_cluster, gate, tmp_path, monkeypatch):
-    """One task has failed, one runs, and one waits for its turn, which only Slurm knows. Cancelled, each says so; and
-    the array is found from another folder."""
+    """`status` shows a failed, a running and a pending task; only Slurm knows of the pending one. After a cancel it
+    shows the last two as cancelled, also from another folder."""
     path = tmp_path / "job.yaml"
     worker = json.dumps(["bash", "-c", f"test $SLURM_ARRAY_TASK_ID != 0 && exec {shlex.join(gate.command)}"])
     path.write_text(

@@ -90,8 +90,8 @@ def pid_of(broker: AttributionBrokerProcess) -> int:
     return broker._process.pid
 
 
-async def test_desk_answers_and_ends(folder: JobFolder) -> None:
-    """It starts with the first question, answers it once, and is gone when it is closed."""
+async def test_broker_answers_and_ends(folder: JobFolder) -> None:
+    """The broker starts at the first request, answers it once, and has ended once it is closed."""
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     assert broker._process is None
@@ -106,7 +106,8 @@ async def test_desk_answers_and_ends(folder: JobFolder) -> None:
 
 
 async def test_findings_of_agents_reach_the_rules(folder: JobFolder) -> None:
-    """Of large logs on two nodes: what n2's agent has found is judged, and its logs, which are gone, are not read."""
+    """For large logs on two nodes, the rules judge what n2's agent has found, and do not read n2's log again: the
+    traceback is no longer in it."""
     logs = folder.cycle_logs("main-0", 0, 0)
     with (logs / "rank-0.out").open("wb") as file:
         file.truncate(SHARED_FROM_BYTES)
@@ -134,8 +135,8 @@ async def test_findings_of_agents_reach_the_rules(folder: JobFolder) -> None:
     await broker.close(ANSWER_S)
 
 
-async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:
-    """A question that it had not answered to the end is asked again; what has been judged is not."""
+async def test_broker_that_dies_is_asked_again(folder: JobFolder) -> None:
+    """A request without a decision is sent again to the next broker; a request with a decision is not."""
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     broker.ask(inquiry_of(folder), settled=True)
@@ -146,8 +147,10 @@ async def test_desk_that_dies_is_asked_again(folder: JobFolder) -> None:
     await broker.close(ANSWER_S)
 
 
-async def test_desk_that_always_dies_is_left_alone(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller goes on without it, and starts it no more."""
+async def test_broker_that_always_dies_is_not_started_again(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After MOST_STARTS failed starts the controller goes on without the broker and does not start it again."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     broker = AttributionBrokerProcess(folder.node_log("attribution"), Answers())
     broker.ask(inquiry_of(folder), settled=True)
@@ -161,10 +164,10 @@ async def test_desk_that_always_dies_is_left_alone(folder: JobFolder, monkeypatc
     await broker.close(ANSWER_S)
 
 
-async def test_desk_that_dies_now_and_then_is_started_each_time(
+async def test_broker_that_dies_now_and_then_is_started_each_time(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only deaths in a row count: jobs last for weeks."""
+    """Only deaths in a row count towards the limit, since jobs last for weeks."""
     monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.STABLE_S", 0.0)
     monkeypatch.setattr("nvrx_slurm.controller.attribution_broker.MOST_STARTS", 2)
     heard = Answers()
@@ -177,8 +180,8 @@ async def test_desk_that_dies_now_and_then_is_started_each_time(
     await broker.close(ANSWER_S)
 
 
-async def test_desk_that_falls_silent_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has closed its output and lives on: the next one is started all the same."""
+async def test_broker_that_closes_its_output_is_killed(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that closes its output and does not exit is killed, and the next broker is started."""
     script = folder.path / "mute"
     script.write_text("#!/bin/sh\nexec sleep 1000 >/dev/null\n")
     script.chmod(0o700)
@@ -193,8 +196,8 @@ async def test_desk_that_falls_silent_is_ended(folder: JobFolder, monkeypatch: p
     await broker.close(ANSWER_S)
 
 
-async def test_desk_that_hangs_is_ended(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lives and answers nothing: the next question finds that out, and another broker answers both."""
+async def test_broker_that_hangs_is_killed(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that hangs is killed at the next request, and another broker answers both requests."""
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     broker.ask(inquiry_of(folder), settled=True)
@@ -209,7 +212,8 @@ async def test_desk_that_hangs_is_ended(folder: JobFolder, monkeypatch: pytest.M
 
 
 async def test_a_moment_without_processes_is_survived(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that cannot fork just now can a second later."""
+    """A broker whose process cannot be started is started again after a pause: the host may be able to fork by
+    then."""
     heard, executable = Answers(), sys.executable
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
@@ -227,7 +231,8 @@ def own_bytes() -> int:
 
 
 async def test_a_moment_without_threads_is_survived(folder: JobFolder) -> None:
-    """Up to Python 3.11 asyncio waits for a process in a thread."""
+    """A broker is started again where no thread can be started. Up to Python 3.11, asyncio waits for a process in a
+    thread."""
     heard, limits = Answers(), resource.getrlimit(resource.RLIMIT_AS)
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + (1 << 20), limits[1]))  # a thread's stack is larger
@@ -241,8 +246,9 @@ async def test_a_moment_without_threads_is_survived(folder: JobFolder) -> None:
     await broker.close(ANSWER_S)
 
 
-async def test_what_is_judged_while_no_desk_runs_is_told_to_the_next(folder: JobFolder) -> None:
-    """With the question that it is about; what is open is asked once."""
+async def test_decision_while_no_broker_runs_is_queued_for_the_next(folder: JobFolder) -> None:
+    """The decision is queued with the request that it is about. An open request is not queued: every new broker is
+    sent all open requests."""
     broker = AttributionBrokerProcess(folder.node_log("attribution"), Answers())
     broker.ask(inquiry_of(folder), settled=True)
     broker.ask(inquiry_of(folder, cycle=1), settled=False)
@@ -253,7 +259,7 @@ async def test_what_is_judged_while_no_desk_runs_is_told_to_the_next(folder: Job
 
 
 async def test_lines_that_are_no_answers_are_passed_over(folder: JobFolder) -> None:
-    """Whatever it prints, the next answer counts."""
+    """Lines that are no valid answers are skipped, and the next answer is delivered."""
     heard = Answers()
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
     reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""`nvrx-slurm attrsvc` as a process of its own: what it says, what it reads, and how it ends."""
+"""`nvrx-slurm attrsvc` as a process of its own: what it answers, what it reads, and how it ends."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Served:
         return self.client.get("/v1/stats").json()
 
     def worker(self) -> int:
-        """The process id of the one worker, as soon as there is one."""
-        return int(until(lambda: self.stats()["workers"][0]["pid"], "a worker"))
+        """The process id of the only worker, once it has started."""
+        return int(until(lambda: self.stats()["workers"][0]["pid"], "a worker to start"))
 
     def becomes(self, state: str) -> None:
-        until(lambda: self.stats()["inquiries"][state] == 1, f"an inquiry that is {state}")
+        until(lambda: self.stats()["inquiries"][state] == 1, f"an inquiry to be {state}")
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Room:
 
     @property
     def tokens(self) -> Path:
-        """Where a service that was given no token keeps the one that it made."""
+        """The folder in which a service without a configured token keeps the token that it made."""
         return self.path / "state-home/nvrx-slurm/attrsvc"
 
     def start(self, *options: str, token: str | None = None, verify: Any = True) -> Served:
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that does nothing meanwhile."""
+    """Stop the process (SIGSTOP) for the duration of the `with` block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -142,11 +142,11 @@ for options in json.load(sys.stdin):
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps([code, *(os.pread(file, 1 << 20, 0).decode() for file in (out, err))]), flush=True)
 """
-"""Each call is a process of its own, forked from one that has imported all that a service needs."""
+"""Each call runs in a process of its own, forked from one that has imported all that a service needs."""
 
 
 def refusals(*calls: tuple[str, ...]) -> list[str]:
-    """What services that must not start say: each ends with 2, without a traceback."""
+    """The errors of calls that must not start a service. Each call exits with 2, without a traceback."""
     env = {name: value for name, value in os.environ.items() if name != "NVRX_SLURM_ATTRSVC_TOKEN"}
     argv, asked = [sys.executable, "-P", "-c", REFUSALS], msgspec.json.encode(calls).decode()
     done = subprocess.run(argv, input=asked, capture_output=True, text=True, timeout=DEADLINE_S, env=env)
@@ -182,7 +182,8 @@ def test_attribution(room: Room) -> None:
 
 
 def test_killed(room: Room) -> None:
-    """A service that is killed leaves no process; the next one takes up what was in hand, and knows what was done."""
+    """A killed service leaves no process. The next service on its state folder finishes the inquiry that was running,
+    and has the answer of the finished one."""
     state = ("--state-dir", str(room.path / "state"))
     first = room.start(*state)
     known = first.ask(room.inquiry(CRASH)).json()
@@ -198,7 +199,7 @@ def test_killed(room: Room) -> None:
 
 
 def test_drains(room: Room) -> None:
-    """SIGTERM: what runs is finished and answered, new work is refused, and the exit code is 0."""
+    """After SIGTERM the service finishes and answers running inquiries, refuses new ones, and exits with 0."""
     served = room.start()
     held = room.inquiry(CRASH)
     served.ask(room.inquiry(CRASH, cycle=1))
@@ -215,14 +216,14 @@ def test_drains(room: Room) -> None:
             said = {"Authorization": served.client.headers["Authorization"]}
             waiting.request(
                 "GET", path, headers=said
-            )  # and is there when the work is done, after which nobody listens any more
+            )  # connected before the work is done: after that the service no longer listens
             os.kill(worker, signal.SIGCONT)
             assert msgspec.json.decode(waiting.getresponse().read())["state"] == "done"
     assert served.process.wait(DEADLINE_S) == 0
 
 
 def test_interrupted_twice(room: Room) -> None:
-    """Ctrl-C twice ends it at once, whatever runs."""
+    """A second Ctrl-C ends the service and its worker at once, even while an inquiry runs."""
     served = room.start("--drain", "1h")
     served.ask(room.inquiry(CRASH))
     worker = served.worker()
@@ -237,7 +238,7 @@ def test_interrupted_twice(room: Room) -> None:
 
 
 def test_managed(room: Room) -> None:
-    """A managed service goes with the process that started it, however that one ends."""
+    """A managed service ends with the process that started it, even where that process is killed."""
     port_file = room.path / "port"
     options = ("--bind", "127.0.0.1:0", "--root", str(room.logs), "--port-file", str(port_file), "--managed")
     argv = [*PROGRAM, *options]
@@ -251,7 +252,7 @@ def test_managed(room: Room) -> None:
 
 
 def test_tls_and_token(room: Room) -> None:
-    """With a certificate it speaks HTTPS; the token comes from a file, and stands in no log and no command line."""
+    """With a certificate the service uses HTTPS. A token from a file is in no log and on no command line."""
     certificate, key, token = room.path / "cert.pem", room.path / "key.pem", room.path / "token"
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=127.0.0.1"
     argv = [*made.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
@@ -294,7 +295,7 @@ def test_refusals(room: Room) -> None:
 
 
 def test_without_the_extra(room: Room) -> None:
-    """Where the packages are not installed it says how to install them."""
+    """Where the packages of the extra are not installed, the command exits with 2 and says how to install them."""
     block = "import sys; sys.modules['uvicorn'] = None; from nvrx_slurm.cli import main; main()"
     argv = [sys.executable, "-P", "-c", block, "attrsvc", "--root", str(room.logs)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -302,7 +303,7 @@ def test_without_the_extra(room: Room) -> None:
 
 
 def test_schemathesis(room: Room) -> None:
-    """The OpenAPI document is true: a fuzzer that knows nothing else finds no answer that contradicts it."""
+    """The OpenAPI document is correct: a fuzzer that knows only the document finds no answer that contradicts it."""
     token = room.path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)

@@ -42,7 +42,8 @@ def row(page: Page, name: str) -> Locator:
 
 
 def test_every_flow_is_listed_and_the_wrong_ones_come_first(page: Page) -> None:
-    """All flows are there without a touch, those that went wrong at the top and the first of them open."""
+    """All flows are listed without any interaction. Those that went wrong come first, and the first of them is
+    open."""
     assert len(shown(page)) == len(of_every_kind().flows)
     assert shown(page)[0] == "spare-takes-over"
     assert shown(page)[-2:] == ["happy-path", "network-cut"]
@@ -51,7 +52,7 @@ def test_every_flow_is_listed_and_the_wrong_ones_come_first(page: Page) -> None:
 
 
 def test_the_filter_leaves_what_fits(page: Page) -> None:
-    """Status and text filter together; what is left is counted, and Escape brings the others back."""
+    """Status and text filter together; the page counts the flows that match, and Escape clears the text."""
     page.get_by_text("failed 2").click()
     expect(page.locator(".flow:visible")).to_have_count(2)
     page.keyboard.press("/")

@@ -1,4 +1,4 @@
-"""`nvrx-slurm ci run`, as a user calls it: real jobs, real ends, and nothing left behind, however it ends itself."""
+"""`nvrx-slurm ci run`, as a user calls it, on real jobs. However the run ends, it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class Run:
         )
 
     def ends(self, within_s: float = 60.0) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the end of the run; returns its exit code."""
         self.said, _ = self.process.communicate(timeout=within_s)
         return self.process.returncode
 
     def outcome(self, flow: str) -> dict:
-        """What `--json` says of a flow."""
+        """The flow's entry in the file of `--json`."""
         flows = json.loads((self.folder / "results.json").read_text())["flows"]
         return next(each for each in flows if each["name"] == flow)
 
     def everything(self) -> list[int]:
-        """Every process of any of its attempts on this machine."""
+        """Every process on this machine of any attempt of the run."""
         return [
             pid for pid in read_table() if environment_of(pid).get(MARK, "").startswith(str(self.artifacts) + os.sep)
         ]
 
     def leaves_nothing(self, within_s: float) -> None:
-        """Wait until no process, no cluster and no folder in memory is left of it."""
+        """Wait until no process, no cluster and no folder in memory is left of the run."""
         until(
             lambda: not self.everything() and not self.clusters() and not self.memory(),
             f"nothing to be left of {self.artifacts}",
@@ -68,12 +68,12 @@ class Run:
         )
 
     def memory(self) -> list[Path]:
-        """What agents of its jobs keep in this machine's memory."""
+        """The folders that agents of the run's jobs keep in this machine's memory."""
         names = [JobFiles(job).runtime_name for job in self.artifacts.glob("*/*/jobs/*/")]
         return [path for name in names for root in RUNTIME_ROOTS for path in root.glob(f"{name}-*")]
 
     def clusters(self) -> list[str]:
-        """The development clusters that its attempts have brought up."""
+        """The development clusters that attempts of the run have started."""
         held = "".join(path.read_text() for path in self.artifacts.rglob("held.jsonl"))
         return [name for name in names() if f'"{name}"' in held]
 
@@ -104,7 +104,7 @@ def write_flow(tmp_path: Path, gate: Gate) -> Callable[..., None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts `ci run`; after the test nothing of it runs."""
+    """Starts `ci run`. Teardown ends what still runs, and waits until nothing is left."""
     runs: list[Run] = []
 
     def start(*flags: str, **options) -> Run:
@@ -122,10 +122,11 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         each.leaves_nothing(within_s=60.0)
 
 
-def test_what_passes_leaves_nothing_and_what_fails_leaves_all_that_tells_why(write_flow, run):
-    """Of two flows with a job that ends well, one passes and one misses an event: exit code 1, the flow file's line,
-    journal and logs of that one. Where all expectations are met and a fault's moment never came, nothing was shown:
-    that flow fails too. A flow that needs a Slurm is no failure where there is none, and no pass either."""
+def test_passed_flow_leaves_nothing_and_failed_flow_leaves_its_evidence(write_flow, run):
+    """Of two flows whose job exits with 0, one passes and leaves nothing. The other misses an event: the run exits
+    with 1, prints the line of the flow file, and keeps the flow's journal. A flow whose fault was never injected
+    fails too, although its expectations are met. A flow that needs Slurm is left out: it has neither failed nor
+    passed."""
     fault = {"when": {"event": "node_lost"}, "do": {"kill_worker": {"rank": 0}}}
     write_flow("good", PASSES, command=["true"])
     write_flow("bad", [{"job_ended": {"exit_code": 7}}], command=["true"])
@@ -151,8 +152,8 @@ def test_what_passes_leaves_nothing_and_what_fails_leaves_all_that_tells_why(wri
 
 
 def test_report_that_cannot_be_written_costs_no_other(write_flow, run):
-    """A path that is wrong is refused before anything runs. A disk that is full at the end costs that report alone,
-    and exit code 0."""
+    """A wrong report path is refused before anything runs. A full disk at the end costs only that report, and the run
+    exits with 1 although all flows have passed."""
     write_flow("good", PASSES, command=["true"])
     refused = run("--on", "local", "--junit", "flows/good.yaml/junit.xml")
     assert refused.ends() == 2 and not refused.artifacts.exists()
@@ -165,7 +166,8 @@ def test_report_that_cannot_be_written_costs_no_other(write_flow, run):
 
 
 def test_end_that_the_journal_does_not_have_is_explained(write_flow, run):
-    """No controller could write it: the missed expectation shows the job's exit code and its reason."""
+    """Where no controller could journal the job's end, the missed expectation shows the job's exit code and
+    reason."""
     faults = [
         {"when": {"event": "workers_started"}, "do": "revoke_store_password"},
         {"when": {"fault": 1}, "do": "kill_controller"},
@@ -178,8 +180,8 @@ def test_end_that_the_journal_does_not_have_is_explained(write_flow, run):
     each.leaves_nothing(within_s=0.0)
 
 
-def test_flow_that_passes_when_it_is_run_again_is_flaky_and_said_to_be(write_flow, run, tmp_path):
-    """With --retries a second attempt counts, and the first is still told."""
+def test_flow_that_passes_at_its_second_attempt_is_reported_as_flaky(write_flow, run, tmp_path):
+    """With --retries the second attempt counts, and the report still has the first."""
     once = ["sh", "-c", f"! mkdir {tmp_path}/been-here"]
     write_flow("moody", PASSES, command=once, job={"fault_tolerance": {**CALM, "max_restarts": 0}})
     each = run("--on", "local", "--retries", "2")
@@ -191,7 +193,8 @@ def test_flow_that_passes_when_it_is_run_again_is_flaky_and_said_to_be(write_flo
 
 
 def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
-    """Workers that wait for ever: at `limits.wall` there are stacks of worker, agent and harness, and then an end."""
+    """For workers that wait for ever, the run writes the stacks of worker, agent and harness at `limits.wall`, and
+    then ends the job."""
     write_flow("waits", PASSES, limits={"wall": "15s"})
     each = run("--on", "local")
     assert each.ends() == 1, each.said
@@ -205,8 +208,8 @@ def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
     each.leaves_nothing(within_s=0.0)
 
 
-def test_run_that_is_out_of_time_says_of_each_flow_how_far_it_was(write_flow, run):
-    """`--timeout` ends the run with 124: one flow was running, one had not begun."""
+def test_run_that_is_out_of_time_reports_how_far_each_flow_was(write_flow, run):
+    """`--timeout` ends the run with 124. The report has a flow that was running and a flow that had not begun."""
     write_flow("first", PASSES, limits={"wall": "50s"})
     write_flow("second", PASSES, limits={"wall": "40s"})
     each = run("--on", "local", "--jobs", "1", "--timeout", "15s")
@@ -220,7 +223,7 @@ def test_run_that_is_out_of_time_says_of_each_flow_how_far_it_was(write_flow, ru
 
 
 def test_bad_flow_ends_the_run_before_anything_is_submitted(write_flow, run):
-    """One flow of two is wrong: one message, exit code 2, and not even an artifacts folder."""
+    """Where one flow of two is wrong, the run prints one message, exits with 2, and makes no artifacts folder."""
     write_flow("good", PASSES, command=["true"])
     write_flow("bad", [{"job_endet": {}}])
     each = run("--on", "local")
@@ -230,9 +233,9 @@ def test_bad_flow_ends_the_run_before_anything_is_submitted(write_flow, run):
     assert not each.artifacts.exists()
 
 
-def test_fault_that_the_stage_cannot_do_is_told_before_anything_is_submitted(write_flow, run):
-    """A node is drained where there is no Slurm: exit code 2 names the fault's line and who can, and no folder of
-    artifacts is left, the one by default neither."""
+def test_fault_that_the_stage_cannot_do_is_an_error_before_anything_is_submitted(write_flow, run):
+    """A flow that drains a node on a stage without Slurm exits with 2. The error names the fault's line and the
+    stages that can do it. No artifacts folder is left, neither the given one nor the default one."""
     fault = {"when": {"event": "workers_started"}, "do": {"drain_node": "n1"}}
     write_flow("drains", PASSES, faults=[fault])
     each = run("--on", "local")
@@ -261,13 +264,13 @@ def is_queued(each: Run) -> bool:
 
 def in_the_middle(each: Run, two_flows: Callable[[], None]) -> None:
     two_flows()
-    until(lambda: is_queued(each), "the second job")
+    until(lambda: is_queued(each), "the second job to be submitted")
 
 
 @pytest.mark.slurm
 def test_interrupted_run_has_undone_everything_within_its_bound(run, two_flows):
-    """GitHub's runner waits 7.5 s: what takes longer is cut off. Jobs, clusters and processes are gone, and each flow
-    says why it ended."""
+    """After SIGINT the run ends its jobs, clusters and processes, and reports each flow as interrupted. Its bound is
+    below 7.5 s: GitHub's runner kills what takes longer."""
     assert INTERRUPTED_S < 7.5
     each = run("--on", "dev")
     in_the_middle(each, two_flows)
@@ -278,7 +281,8 @@ def test_interrupted_run_has_undone_everything_within_its_bound(run, two_flows):
 
 
 def test_run_that_gets_sigterm_ends_as_an_interrupted_one(run, write_flow, gate):
-    """By another exit code, with what runs on this machine undone, and the reason said."""
+    """After SIGTERM the run exits with 143, nothing of it runs on this machine, and the flow is reported as
+    interrupted."""
     write_flow("runs", PASSES)
     each = run("--on", "local")
     gate.wait(1, cycle=0)
@@ -290,7 +294,7 @@ def test_run_that_gets_sigterm_ends_as_an_interrupted_one(run, write_flow, gate)
 
 @pytest.mark.slurm
 def test_nothing_outlives_a_run_that_is_killed(run, two_flows):
-    """SIGKILL of the harness, which can do nothing then: within 30 s no job, no cluster and no process is left."""
+    """After SIGKILL of the harness, which can clean up nothing, no job, cluster or process is left within 30 s."""
     each = run("--on", "dev")
     in_the_middle(each, two_flows)
     each.process.kill()
@@ -300,7 +304,7 @@ def test_nothing_outlives_a_run_that_is_killed(run, two_flows):
 
 @pytest.mark.slurm
 def test_attempt_that_is_killed_is_undone_and_the_others_go_on(run, two_flows, gate):
-    """SIGKILL of one attempt alone: that flow is broken, and says why; the other passes."""
+    """After SIGKILL of one attempt, its flow is broken and its finding names the signal; the other flow passes."""
     each = run("--on", "dev")
     in_the_middle(each, two_flows)
     os.kill(each.attempt_pid("queued"), signal.SIGKILL)
@@ -313,7 +317,8 @@ def test_attempt_that_is_killed_is_undone_and_the_others_go_on(run, two_flows, g
 
 
 def test_attempt_that_is_ended_from_elsewhere_has_not_passed(run, write_flow, gate):
-    """SIGTERM of one attempt alone, which says that it was interrupted: the run was not, and the flow is broken."""
+    """An attempt that gets SIGTERM reports that it was interrupted. Where the run has not sent the signal, the flow
+    is broken."""
     write_flow("runs", PASSES)
     each = run("--on", "local")
     gate.wait(1, cycle=0)
@@ -327,7 +332,8 @@ def test_attempt_that_is_ended_from_elsewhere_has_not_passed(run, write_flow, ga
 
 @pytest.mark.slurm
 def test_on_a_sites_slurm_no_job_of_a_killed_run_stays_in_the_queue(run, two_flows, healthy_cluster, tmp_path):
-    """The harness is killed with its attempts: the guard cancels what runs and what waits, and no other job."""
+    """When the harness and its attempts are killed, the guard cancels the running and the pending job, and no
+    other."""
     env = healthy_cluster.environment()
     other = sbatch(healthy_cluster, tmp_path)
     each = run("--on", "slurm", env=env)
@@ -335,18 +341,19 @@ def test_on_a_sites_slurm_no_job_of_a_killed_run_stays_in_the_queue(run, two_flo
     for pid in (each.process.pid, each.attempt_pid("runs"), each.attempt_pid("queued")):
         os.kill(pid, signal.SIGKILL)
     each.process.communicate()
-    until(lambda: queue(healthy_cluster) == [other], "an empty queue")
+    until(lambda: queue(healthy_cluster) == [other], "only the other job to be in the queue")
     each.leaves_nothing(within_s=60.0)
 
 
 @pytest.mark.slurm
 def test_without_its_guard_the_lease_ends_the_job_of_a_killed_run(run, write_flow, gate, healthy_cluster):
-    """Harness, attempt and guard are killed at once, as on a machine that is lost: the job ends by itself."""
+    """Harness, attempt and guard are killed at once, as on a machine that is lost: the job ends when its lease
+    lapses."""
     write_flow("runs", PASSES, job={"nodes": 2}, on=["slurm"])
     each = run("--on", "slurm", env=healthy_cluster.environment())
     gate.wait(2, cycle=0, timeout=60.0)
     everybody = (guard_of(each), each.attempt_pid("runs"), each.process.pid)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # first: none acts on the death of another
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # SIGSTOP first, so that none reacts to another's death
         for pid in everybody:
             os.kill(pid, number)
     each.process.communicate()
@@ -375,7 +382,7 @@ def queue(cluster: DevCluster) -> list[str]:
 
 
 def sbatch(cluster: DevCluster, folder: Path) -> str:
-    """Somebody else's job, held in the queue."""
+    """Submit a job that is not of the run, held in the queue; returns its id."""
     return ask(cluster, "sbatch", "--parsable", "--hold", f"--output={folder}/other.out", "--wrap", "true").strip()
 
 

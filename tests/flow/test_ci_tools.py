@@ -1,4 +1,4 @@
-"""`ci record`, `replay` and `matrix` on real jobs: what a job did is asked of it again, and holds."""
+"""`ci record`, `replay` and `matrix` on real jobs: what one job did is expected of the next."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pid_of(job: RunningJob, *, rank: int, cycle: int) -> int:
 
 @pytest.mark.timeout(240)
 def test_recorded_flow_passes_again(hurt_job, tmp_path):
-    """A job that was hurt by hand becomes a flow with the same faults, and that flow passes."""
+    """`record` turns a job with faults by hand into a flow with the same faults, and that flow passes."""
     done = nvrx("record", str(hurt_job.folder), "-o", "flow.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     flow = (tmp_path / "flow.yaml").read_text()
@@ -69,8 +69,8 @@ def finished(tmp_path) -> JobFolder:
 
 
 def test_recorded_to_stdout(finished, tmp_path):
-    """Redirected, the flow finds its job beside the file that it goes to; an existing job.yaml can be named instead,
-    and what the job had differently becomes an override."""
+    """With stdout redirected to a file, the flow names a job file beside that file. With `--job` it names an existing
+    job.yaml, and the settings in which the job differed become overrides."""
     with (tmp_path / "flow.yaml").open("w") as out:
         command = [sys.executable, "-m", "nvrx_slurm", "ci", "record", "7"]
         subprocess.run(command, cwd=tmp_path, stdout=out, check=True, timeout=60)
@@ -85,7 +85,8 @@ def test_recorded_to_stdout(finished, tmp_path):
 
 
 def test_what_is_written_replaces_no_other_file(finished, tmp_path):
-    """`record` names the job's file by itself, and `matrix` all of its flows: they may be the user's."""
+    """`record` chooses the name of the job file, and `matrix` the names of all flows. Where the user has a file of
+    that name, the command exits with 2 and leaves the file as it is."""
     mine = tmp_path / "train.job.yaml"
     mine.write_text("precious: my own job\n")
     refused = nvrx("record", "7", "-o", "train.yaml", cwd=tmp_path)
@@ -103,7 +104,8 @@ def test_what_is_written_replaces_no_other_file(finished, tmp_path):
 
 
 def test_replay(finished, tmp_path):
-    """The same decisions: exit 0. Another one: exit 1, and where. No journal: exit 2."""
+    """`replay` exits with 0 for the same decisions, with 1 for another one, which it prints, with 2 without a
+    journal."""
     same = nvrx("replay", "7", cwd=tmp_path)
     assert (same.returncode, same.stderr) == (0, "")
     assert same.stdout.endswith("decisions among them: the core decides the same today\n")
@@ -118,7 +120,7 @@ def test_replay(finished, tmp_path):
 
 
 def test_matrix_is_listed_and_written(tmp_path):
-    """What would run, and why the rest does not; written, they are flows that `ci run` takes."""
+    """`--list` shows what would run, and why the rest does not. `--write` writes flows that `ci run` accepts."""
     listed = nvrx("matrix", str(JOBS / "plain.yaml"), "--on", "local", "--list", cwd=tmp_path).stdout
     assert "kill-node        A node dies at once.\n" in listed
     assert "hang             left out: no bound says when a worker hangs" in listed
@@ -132,8 +134,8 @@ def test_matrix_is_listed_and_written(tmp_path):
 
 
 def test_matrix_runs(tmp_path):
-    """A job that would go on for ever: its faults strike when it is at work, and each flow ends when it has
-    recovered."""
+    """For a job that would run for ever, each fault is injected while the job works, and the flow ends once the job
+    has recovered."""
     (tmp_path / "job.yaml").write_text(
         "name: theirs\ncommand: [tail, -f, /dev/null]\nnodes: 2\nspares: 1\n"
         "fault_tolerance: {teardown: {grace: 1s}, heartbeat: {timeout: 3s}}\n"

@@ -1,4 +1,4 @@
-"""Workers in containers, with the real runtimes: an agent outside does with them what it does with any worker."""
+"""Workers in containers, with the real runtimes. Agents, outside or inside, treat them as any other worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUNTIMES = ("charliecloud", "podman", "apptainer")
 
 @pytest.fixture(params=RUNTIMES)
 def runtime(request, monkeypatch):
-    """A runtime that this machine has: `make test` installs two of the three, and apptainer is used where it is."""
+    """A runtime of this machine. `make test` installs two of the three; apptainer is used where it is installed."""
     name = request.param
     program = {"charliecloud": "ch-run"}.get(name, name)
     if name == "apptainer" and shutil.which(program) is None:
@@ -60,7 +60,7 @@ def container_plan(runtime, gate, base, *, image, env=None, **more):
 
 
 def dumped(job):
-    """What `dump` prints of the job's workers."""
+    """The output of `dump` for the job's workers."""
     asked = ["dump", job.folder.job_id, "--folder", str(job.folder.path.parent), "--timeout", "20s"]
     done = CliRunner().invoke(cli, asked, standalone_mode=False)
     assert done.exit_code == 0, done.output
@@ -68,7 +68,7 @@ def dumped(job):
 
 
 def supervisor_of(worker_pid, agent):
-    """The child of the agent that the worker descends from."""
+    """The agent's child that is an ancestor of the worker."""
     return next(pid for pid in children(agent) if worker_pid in descendants(pid))
 
 
@@ -76,9 +76,9 @@ def children(pid):
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_path):
-    """Environment, folders, ids, steps, stacks, signals, exit codes, exceptions, and its supervisor's death: each
-    as outside of a container."""
+def test_worker_in_a_container_is_treated_as_any_other(runtime, run_local, gate, tmp_path):
+    """Environment, folders, ids, steps, stacks, signals, exit codes, exceptions, and the effect of the supervisor's
+    death are the same as outside of a container."""
     folder = container_image.image_folder()
     image = folder
     if runtime == "podman":
@@ -91,7 +91,7 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
     assert (env["CWD"], env["UID"], env["PYTHON"]) == (str(tmp_path), str(os.getuid()), "/usr/bin/python3")
     assert env.get("FROM_IMAGE") == ("yes" if runtime == "podman" else None)
     assert Path(f"/proc/{there[0].pid}/root/etc/passwd").samefile("/etc/passwd") is False
-    if runtime != "apptainer":  # which stays as the worker's parent
+    if runtime != "apptainer":  # apptainer stays as the worker's parent
         assert job.expect(WorkersStarted, cycle=0).pids == {rank: worker.pid for rank, worker in there.items()}
 
     # Steps and stacks.
@@ -99,7 +99,7 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
     assert beat.step == 41
     assert dumped(job).count("in wait_at_the_gate ──") == 2
 
-    # A user's command enters the container. (apptainer hides its worker from the agent, which sees its parent.)
+    # `exec` runs a command in the container. (Under apptainer the agent sees the worker's parent, not the worker.)
     if runtime != "apptainer":
         asked = ("exec", job.folder.job_id, "--folder", str(job.folder.path.parent), "--rank", "1", "--")
         inode = "import os; print(os.stat('/etc/passwd').st_ino)"
@@ -115,7 +115,7 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
     there = gate.wait(2, cycle=1)
     assert "asked to end" in (job.folder.cycle_logs("main-0", 0, 0) / "rank-1.out").read_text()
 
-    if runtime == "podman":  # which says late how a worker has ended: its peers would be the first to fail
+    if runtime == "podman":  # it reports the end of a worker late: a peer would fail first
         supervisor = supervisor_of(there[1].pid, job.agent_pid("n1"))
         clients = [pid for pid in descendants(supervisor) if process_name(pid) == "podman"]
         assert len(clients) == 2
@@ -150,7 +150,7 @@ def test_worker_in_a_container_is_a_worker_as_any(runtime, run_local, gate, tmp_
 
 @pytest.fixture(params=["charliecloud", "apptainer"])
 def inner_runtime(request):
-    """A runtime that this machine has, and that agents may run in."""
+    """A runtime of this machine in which agents may run."""
     program = {"charliecloud": "ch-run"}.get(request.param, request.param)
     if request.param == "apptainer" and shutil.which(program) is None:
         pytest.skip("this machine has no apptainer, and Debian 12 no package of it")
@@ -161,8 +161,8 @@ def inner_runtime(request):
 
 
 def test_agents_run_in_the_container_too(inner_runtime, run_local, gate, tmp_path):
-    """With `agents: inside`: the image's Python is the agent's, and a worker's failure, its stacks, a command beside
-    it, the loss of a node and the end are as outside."""
+    """With `agents: inside` the agents run on the image's Python. A worker's failure, its stacks, `exec`, the loss of
+    a node and the end of the job are the same as outside."""
     image = container_image.package_image(tmp_path)
     (image / "inside").mkdir()
     plan = container_plan(
@@ -175,7 +175,7 @@ def test_agents_run_in_the_container_too(inner_runtime, run_local, gate, tmp_pat
     assert (env["RANK"], env["FOO"], env["CWD"], env["NVRX_NODE"]) == ("1", "it's $HOME", "/inside", "n1")
     assert job.expect(WorkersStarted, cycle=0).pids == {rank: worker.pid for rank, worker in there.items()}
     agent = job.agent_pid("n1")
-    assert Path(f"/proc/{agent}/root/inside").is_dir()  # of the image alone; apptainer binds it to a root of its own
+    assert Path(f"/proc/{agent}/root/inside").is_dir()  # only the image has it; apptainer binds it to its own root
     assert Path(f"/proc/{agent}/ns/mnt").samefile(f"/proc/{pid}/ns/mnt")
 
     assert job.expect(Progress, cycle=0).step == 41
@@ -201,7 +201,7 @@ def test_agents_run_in_the_container_too(inner_runtime, run_local, gate, tmp_pat
 
 
 def test_agents_inside_end_with_the_batch_host(inner_runtime, run_local, gate, tmp_path):
-    """A batch host that is killed takes agents and workers along."""
+    """When the batch host is killed, agents and workers in containers end too."""
     image = container_image.package_image(tmp_path)
     job = run_local(container_plan(inner_runtime, gate, tmp_path, image=image, agents="inside"))
     there = gate.wait(2, cycle=0)
@@ -212,7 +212,7 @@ def test_agents_inside_end_with_the_batch_host(inner_runtime, run_local, gate, t
 
 @pytest.mark.slurm(nodes=6)
 def test_an_image_without_the_package_ends_the_job_at_once_under_slurm(healthy_cluster, tmp_path):
-    """No agent is started a second time, and `submit --wait` ends with the sentence that says what to install."""
+    """No agent is started a second time, and `submit --wait` prints one sentence that says what to install."""
     if why := container_image.refusal("charliecloud"):
         pytest.skip(why)
     image = container_image.image_folder()
@@ -227,7 +227,7 @@ def test_an_image_without_the_package_ends_the_job_at_once_under_slurm(healthy_c
 
 
 def test_an_image_without_the_package_is_named(inner_runtime, run_local, gate, tmp_path):
-    """The job ends, and its log has one sentence that says what to install where."""
+    """The job ends, and its log has one sentence that says what to install in the image."""
     image = container_image.image_folder()
     job = run_local(container_plan(inner_runtime, gate, tmp_path, image=image, agents="inside"))
     assert job.finish() == EXIT_NO_RESTART
@@ -237,8 +237,8 @@ def test_an_image_without_the_package_is_named(inner_runtime, run_local, gate, t
 
 @pytest.mark.slurm(nodes=6)
 def test_workers_in_containers_under_slurm(healthy_cluster, gate, tmp_path):
-    """The agents are outside, as they are unless the job says otherwise. A node dies: its worker ends with it, and a
-    spare takes its rank, in the image too."""
+    """By default the agents run outside of the container. When a node dies, its worker ends with it, and a spare runs
+    its rank in the image too."""
     if why := container_image.refusal("charliecloud"):
         pytest.skip(why)
     image = container_image.image_folder()
@@ -266,8 +266,8 @@ def test_workers_in_containers_under_slurm(healthy_cluster, gate, tmp_path):
 
 @pytest.mark.slurm(nodes=6)
 def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
-    """A node dies, and a spare takes its rank. Then the batch host's node dies: the agent that is left has the host's
-    scontrol requeue the job, which the image does not have."""
+    """A node dies, and a spare takes its rank. Then the batch host's node dies, and the agent that is left requeues
+    the job by the scontrol of the host, since the image has none."""
     if why := container_image.refusal("charliecloud"):
         pytest.skip(why)
     image = container_image.package_image(tmp_path)
@@ -289,11 +289,11 @@ def test_agents_inside_under_slurm(healthy_cluster, gate, tmp_path):
         healthy_cluster.kill_node(last)
         there = gate.wait(2, cycle=1, timeout=GONE_S)
         assert last not in {worker.env["NVRX_NODE"] for worker in there.values()}, job.story()
-        healthy_cluster.kill_node(first)  # the batch host's
+        healthy_cluster.kill_node(first)  # the batch host's node
         until(lambda: job.process.show()["Restarts"] == "1", "Slurm to requeue the job")
         left = next(worker.env["NVRX_NODE"] for worker in there.values() if worker.env["NVRX_NODE"] != first)
         log = job.folder.node_log(left)
-        until(lambda: "scontrol: done" in log.read_text(), "the agent to hear of it")
+        until(lambda: "scontrol: done" in log.read_text(), "the agent to log that scontrol is done")
     finally:
         job.close()
         if job.process.poll() is None:

@@ -1,4 +1,4 @@
-"""What a user has a running job do, by the command line: real agents, real store, real workers."""
+"""Commands of a user that act on a running job: real agents, real store, real workers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.harness import WAIT_S, RunningJob, gate_plan, wait_gone
 
 
 def typed(job: RunningJob, command: str, *args: str) -> Result:
-    """The command, about this job."""
+    """Run the command on this job."""
     where = ("--folder", str(job.folder.path.parent))
     return CliRunner().invoke(cli, [command, job.folder.job_id, *where, *args], standalone_mode=False)
 
 
 def exec_in_background(job: RunningJob, rank: int) -> subprocess.Popen[str]:
-    """`exec` of a command that has begun, and does not end by itself."""
+    """Start an `exec` whose command does not end by itself, and wait until that command has begun."""
     argv = [sys.executable, "-m", "nvrx_slurm", "exec", job.folder.job_id, f"--folder={job.folder.path.parent}"]
     argv += [f"--rank={rank}", "--", "sh", "-c", "echo here; sleep 1000"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ def test_user_restarts_drains_and_undrains(run_local, gate, tmp_path):
     assert isinstance(typed(job, "exec", "--rank", "2", "--", "true").exception, UsageError)
     assert isinstance(typed(job, "exec", "--rank", "0").exception, UsageError), "no command"
 
-    # It ends with its user, and in any case with the cycle.
+    # The command ends with the user's `exec`, and at the latest with the cycle.
     left, torn_down = (exec_in_background(job, rank) for rank in (0, 1))
     for process in (left, torn_down):
         assert process.stdout is not None

@@ -25,7 +25,8 @@ def told(command: str, folder: str) -> str:
 
 
 def test_a_crash_loop_is_slowed_down_from_the_third_failure_on(run_local, tmp_path):
-    """Two restarts are immediate. Each later cycle begins no sooner than the journal says, and the budget ends it."""
+    """Two restarts are immediate. Each later cycle begins no sooner than the journal says. A spent budget ends the
+    job."""
     backoff = BackoffSpec(after=3, within=60.0, initial=0.3, max=0.6)
     job = run_local(plan_of(tmp_path, FAILS, max_restarts=5, backoff=backoff))
     assert job.finish() == 1

@@ -1,4 +1,4 @@
-"""`ci.debian_root` leaves nothing behind. The root file system is a small one, of this machine's own programs."""
+"""`ci.debian_root` leaves nothing behind. The tests use a small root file system of this machine's own programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def roots(tmp_path: Path) -> Path:
-    """The folder of kept roots, with that of the suite `small`."""
+    """The folder of kept roots, with the root of the suite `small`."""
     packages = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
     root = tmp_path / f"debian-small-{packages}"
     for name in ("dev", "etc", "opt", "proc", "sys", "tmp", "run", "src", "etc/ssl/certs"):
@@ -55,7 +55,8 @@ def lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def test_nothing_outlives_a_make_that_is_killed(roots: Path) -> None:
-    """Nothing is written to the kept root, and its processes die: the pipe that all of them hold is closed."""
+    """When make is killed, every process in the root dies (the pipe that they share is closed), nothing was written
+    to the kept root, and nothing stays mounted."""
     script = "echo x > /left; setsid sleep 1000 & sleep 1000 & echo started; wait"
     make = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *inside(roots, script)]
     with subprocess.Popen(make, cwd=TREE, stdout=subprocess.PIPE, text=True) as process:
@@ -68,7 +69,7 @@ def test_nothing_outlives_a_make_that_is_killed(roots: Path) -> None:
 
 
 def test_the_command_gets_signals_and_gives_the_exit_code(roots: Path) -> None:
-    """SIGTERM comes once, to the command, and what it exits with is the exit code of all."""
+    """SIGTERM is passed to the command once, and the command's exit code is that of the whole run."""
     script = "trap 'exit 7' TERM; echo started; sleep 1000 & wait"
     with subprocess.Popen(inside(roots, script), cwd=TREE, stdout=subprocess.PIPE, text=True) as process:
         assert "started\n" in lines(process)
@@ -78,7 +79,7 @@ def test_the_command_gets_signals_and_gives_the_exit_code(roots: Path) -> None:
 
 
 def test_a_signal_ends_it_while_another_run_has_the_root(roots: Path) -> None:
-    """PID 1 waits for the lock then, with no child to signal."""
+    """A signal ends PID 1 while it waits for the lock of the root and has no child to signal."""
     waits = """
 import fcntl, sys, threading
 from ci.debian_root import Children
@@ -87,7 +88,7 @@ print("waits", flush=True)
 fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)
 """
     with (roots / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # the other run's
+        fcntl.flock(lock, fcntl.LOCK_SH)  # the other run's lock
         command = [sys.executable, "-c", waits, lock.name]
         with subprocess.Popen(command, cwd=TREE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert "waits\n" in lines(process)

@@ -1,4 +1,4 @@
-"""The desk's process through its pipes: whatever is written to it, and however it or its controller ends."""
+"""The attribution broker's process, through its pipes: any input to it, and any end of it or of its controller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCRIPT = (sys.executable, "-S", "-P", str(Path(__file__).parents[1] / "mcp_scrip
 
 
 class Desk:
-    """A desk, and the lines that it has written."""
+    """A broker process, and the lines that it has written."""
 
     def __init__(self, folder: Path, plan: AttributionSpec) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Desk:
         return FailureKey(job=str(self.folder), generation=0, replica="main-0", cycle=cycle, rank=1)
 
     def answers(self, count: int) -> list[dict[str, Any]]:
-        """The next so many answers."""
+        """The next `count` answers; waits for them."""
         deadline, lines = time.monotonic() + WAIT_S, self._rest.split(b"\n")
         while len(lines) <= count:
             ready, _, _ = select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))
@@ -74,11 +74,11 @@ class Desk:
         return [json.loads(line)["answer"] for line in lines[:count]]
 
     def said(self) -> str:
-        """Its log."""
+        """The broker's log."""
         return (self.folder / "desk.log").read_text()
 
     def finish(self) -> int:
-        """Close its input; the exit code."""
+        """Close the broker's input, and wait for its exit code."""
         self.stdin.close()
         return self.process.wait(WAIT_S)
 
@@ -91,7 +91,7 @@ class Desk:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
-    """Starts desks with a plan."""
+    """Starts brokers with these settings in their plan."""
     desks: list[Desk] = []
 
     def start(**plan: Any) -> Desk:
@@ -105,7 +105,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[str], AttributionServer]]:
-    """Starts services that behave as is said."""
+    """Starts attribution services with the named behaviour."""
     servers: list[AttributionServer] = []
 
     def serve(name: str) -> AttributionServer:
@@ -119,7 +119,7 @@ def serve() -> Iterator[Callable[[str], AttributionServer]]:
 
 @pytest.fixture
 def server(serve: Callable[[str], AttributionServer]) -> AttributionServer:
-    """A service that says STOP at once."""
+    """A service that answers STOP at once."""
     return serve("stop")
 
 
@@ -128,7 +128,7 @@ def verdicts(answers: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_each_source_answers_through_the_pipe(start, server, tmp_path) -> None:
-    """Rules and service, one answer each; at the end of its input the desk ends with 0."""
+    """The built-in rules and the service give one answer each. At the end of its input the broker exits with 0."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-1.err").write_text("ModuleNotFoundError: No module named 'foo'\n")
     desk = start(enable_lib=True, attrsvc_url=server.url)
@@ -138,7 +138,7 @@ def test_each_source_answers_through_the_pipe(start, server, tmp_path) -> None:
 
 
 def test_garbage_is_skipped(start, server) -> None:
-    """What is no line for the desk is logged, and the next line is heeded."""
+    """Lines that are no messages for the broker are logged, and the next message is processed."""
     desk = start(attrsvc_url=server.url)
     desk.say(b"garbage", b"", b"[]", b"\xff\xfe")
     desk.say(b'{"ask": 3}', b'{"settled": {"job": 1}}', b'{"judged": {"key": 1}}')
@@ -150,7 +150,7 @@ def test_garbage_is_skipped(start, server) -> None:
 
 
 def test_a_line_without_end_is_skipped(start, server) -> None:
-    """Memory is bounded whatever is written to it, and it goes on afterwards."""
+    """A line beyond the limit does not fill the broker's memory, and the next message is processed."""
     desk = start(attrsvc_url=server.url)
     desk.say(b"x" * (17 << 20))
     desk.ask()
@@ -158,7 +158,8 @@ def test_a_line_without_end_is_skipped(start, server) -> None:
 
 
 def test_two_failures_at_once(start, serve) -> None:
-    """A failure whose logs are not whole yet does not hold up the other; a stale `settled` is nothing."""
+    """A failure whose logs are not whole yet does not delay the answer for another one. A stale `settled` has no
+    effect."""
     desk = start(attrsvc_url=serve("changes").url, decision_timeout=WAIT_S)
     desk.ask(0, settled=False)
     desk.ask(1, settled=True)
@@ -170,7 +171,7 @@ def test_two_failures_at_once(start, serve) -> None:
 
 
 def test_a_thousand_asks(start, server) -> None:
-    """Each is answered once, and the service is asked once about each of a hundred keys."""
+    """Each request is answered once, and the service is asked once about each of a hundred keys."""
     desk = start(attrsvc_url=server.url)
     for number in range(1000):
         desk.ask(number % 100)
@@ -182,7 +183,8 @@ def test_a_thousand_asks(start, server) -> None:
 
 
 def test_a_source_that_hangs_is_a_timeout_beside_the_others(start, serve, server) -> None:
-    """One hangs and one answers: the answer comes at once, the timeout when its time is over."""
+    """Of two sources one hangs: the answer of the other comes at once, and the TIMEOUT of the first after its
+    timeout."""
     hanging = serve("hang")
     desk = start(attrsvc_url=server.url, http_urls=(hanging.url,), timeout=8.0)
     desk.ask()
@@ -191,7 +193,8 @@ def test_a_source_that_hangs_is_a_timeout_beside_the_others(start, serve, server
 
 
 def test_the_end_of_input_is_not_held_up(start, serve) -> None:
-    """A source that hangs, and a controller that leaves: each ask is answered, and the desk ends with 0."""
+    """When the controller closes the broker's input while a source hangs, each request is answered, and the broker
+    exits with 0."""
     desk = start(attrsvc_url=serve("hang").url)
     desk.ask()
     desk.stdin.close()
@@ -201,8 +204,8 @@ def test_the_end_of_input_is_not_held_up(start, serve) -> None:
     assert desk.process.wait(WAIT_S) == 0
 
 
-def test_a_decision_is_taken_note_of(start, server, tmp_path) -> None:
-    """Decisions wait in the spool when the broker has ended while the receivers were away."""
+def test_a_decision_is_kept_in_the_spool(start, server, tmp_path) -> None:
+    """Where the receiver is unreachable until the broker ends, the decision stays in the spool."""
     desk = start(attrsvc_url=server.url, dataflow=DataflowSpec(url="http://127.0.0.1:1", index="failures"))
     desk.ask()
     desk.say({"judged": {"key": desk.key(), "verdict": "STOP", "acted": True, "why": "", "action": "shut_down"}})
@@ -213,7 +216,8 @@ def test_a_decision_is_taken_note_of(start, server, tmp_path) -> None:
 
 
 def test_a_controller_that_reads_no_more(start, server) -> None:
-    """It has closed its end of the answers: the desk goes on to the end of its input, and ends cleanly."""
+    """When the controller closes its end of the answers, the broker reads to the end of its input and exits with
+    0."""
     desk = start(attrsvc_url=server.url)
     desk.stdout.close()
     for cycle in range(50):
@@ -223,7 +227,7 @@ def test_a_controller_that_reads_no_more(start, server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_at_once_with_all_it_started(start, number) -> None:
-    """Killed in the middle of an ask, it leaves neither the analysis nor an MCP server behind."""
+    """A broker that is killed during a request leaves neither the analysis nor an MCP server behind."""
     desk = start(enable_lib=True, enable_mcp=True, mcp_command=(*SCRIPT, "silent"))
     desk.ask()
     children = _children(desk.process.pid, 2)
@@ -233,7 +237,7 @@ def test_a_signal_ends_it_at_once_with_all_it_started(start, number) -> None:
 
 
 def test_it_is_ready_before_it_is_asked(start) -> None:
-    """The MCP server, which takes a while, is started with the desk: the first failure need not wait for it."""
+    """The MCP server is started together with the broker, so that the first failure need not wait for it."""
     desk = start(enable_mcp=True, mcp_command=(*SCRIPT, "stop"))
     children = _children(desk.process.pid, 1)
     desk.ask()
@@ -241,8 +245,8 @@ def test_it_is_ready_before_it_is_asked(start) -> None:
     assert descendants(desk.process.pid) == children
 
 
-def test_ctrl_c_is_the_controllers_to_hear(start, server) -> None:
-    """SIGINT, which a terminal sends to all, leaves it at work."""
+def test_ctrl_c_does_not_end_the_broker(start, server) -> None:
+    """The broker ignores SIGINT, which a terminal sends to every process: the controller acts on it."""
     desk = start(attrsvc_url=server.url)
     desk.ask(0)
     desk.answers(1)
@@ -252,7 +256,8 @@ def test_ctrl_c_is_the_controllers_to_hear(start, server) -> None:
 
 
 def test_it_dies_with_its_controller(tmp_path) -> None:
-    """The parent is killed while an ask is open: nothing of the desk stays, though its input is held open."""
+    """The parent is killed while a request is open: the broker and its MCP server end, although the broker's input
+    stays open."""
     plan = AttributionSpec(enable_mcp=True, mcp_command=(*SCRIPT, "silent"), enable_lib=False)
     (tmp_path / "plan.json").write_bytes(plan_json(attribution=plan))
     reading, writing = os.pipe()
@@ -263,7 +268,7 @@ def test_it_dies_with_its_controller(tmp_path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    family = _children(parent.pid, 2)  # the desk, and its server
+    family = _children(parent.pid, 2)  # the broker, and its MCP server
     parent.kill()
     parent.wait()
     wait_gone(family)
@@ -273,7 +278,7 @@ def test_it_dies_with_its_controller(tmp_path) -> None:
 
 @pytest.mark.parametrize("content", [None, "{", '{"fault_tolerance": {"attribution": {"timeout_s": "soon"}}}'])
 def test_without_a_plan_it_says_so(tmp_path, content) -> None:
-    """No plan, or one that cannot be read: one message that names the file, and exit code 2."""
+    """Without a plan that can be read, the broker prints one message that names the file, and exits with 2."""
     if content is not None:
         (tmp_path / "plan.json").write_text(content)
     done = subprocess.run(
@@ -285,7 +290,7 @@ def test_without_a_plan_it_says_so(tmp_path, content) -> None:
 
 
 def test_it_starts_light() -> None:
-    """What it loads to begin with is neither an HTTP client, nor the MCP SDK, nor the rules."""
+    """At its start the broker imports no HTTP client, no MCP SDK and no rules."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", "import nvrx_slurm.attribution.__main__, sys; print(*sys.modules)"],
         capture_output=True,
@@ -305,5 +310,5 @@ def test_it_starts_light() -> None:
 
 
 def _children(pid: int, count: int) -> list[int]:
-    """So many processes that this one, or one of its own, has started; waits for them."""
+    """The descendants of the process, once there are at least `count`."""
     return until(lambda: len(found := descendants(pid)) >= count and found, f"{count} children of {pid}") or []

@@ -24,9 +24,10 @@ from tests.waiting import until
 pytest_plugins = ["tests.slurm_cluster"]
 pytestmark = pytest.mark.slurm(nodes=6)
 
-NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
+NOTICED_S = 90.0  # slurmctld marks a silent node as down after 15 to 20 s
 
-# Each task leaves a detached process behind, tells its node's name, and lives until it reads from its pipe.
+# Each task leaves a detached process behind, makes a file with its node's name, and runs until it reads from its
+# pipe.
 TASK = """\
 (setsid tail -f /dev/null >/dev/null 2>&1 &)
 exec 3<> {folder}/pipe-$SLURMD_NODENAME  # for writing too: then opening never blocks, frozen or not
@@ -68,7 +69,7 @@ class Job:
     def go(self) -> None:
         """Let every task end that still waits."""
         for pipe in self.folder.glob("pipe-*"):
-            with contextlib.suppress(OSError):  # nobody reads: the node is dead, or not of this job
+            with contextlib.suppress(OSError):  # no reader: the node is dead, or not of this job
                 descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
                 os.write(descriptor, b"go\n")
                 os.close(descriptor)
@@ -107,7 +108,7 @@ def test_a_killed_node_takes_all_its_processes_along_and_no_others(
 
 
 def test_marking_a_killed_node_down_spares_the_wait(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """With the loss told to slurmctld, the job's step ends without the dead node."""
+    """Once the dead node is marked down in slurmctld, the job's step ends without it."""
     job = Job(healthy_cluster, tmp_path, nodes=3)
     (victim,) = {"n2"} & job.seen("started")
     healthy_cluster.kill_node(victim)
@@ -141,7 +142,7 @@ def test_a_stopped_node_freezes_and_goes_on_where_it_was(healthy_cluster: DevClu
 
 
 def test_a_node_is_restored_while_a_job_waits_for_it(healthy_cluster: DevCluster) -> None:
-    """Backfill has set the idle node aside for that job, and Slurm calls it planned."""
+    """A frozen node that backfill has reserved for a pending job, with the state `planned`, can be restored."""
     environment = healthy_cluster.environment()
     options = ["--exclusive", "--output=/dev/null", "--time=5"]
     programs.ask(environment, "sbatch", *options, "--nodelist=n1", "--wrap=sleep 100")
@@ -152,7 +153,7 @@ def test_a_node_is_restored_while_a_job_waits_for_it(healthy_cluster: DevCluster
 
 
 def test_heal_ends_jobs_and_restores_every_node(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """Whatever was broken, afterwards every node is idle and runs nothing but its slurmd."""
+    """After `heal` every node is idle and runs nothing but its slurmd, also one that was killed or stopped."""
     Job(healthy_cluster, tmp_path, nodes=6)
     healthy_cluster.kill_node("n2")
     healthy_cluster.stop_node("n6")
@@ -163,7 +164,7 @@ def test_heal_ends_jobs_and_restores_every_node(healthy_cluster: DevCluster, tmp
 
 
 def test_two_clusters_live_side_by_side(slurm_cluster: DevCluster, small: DevCluster) -> None:
-    """They share no port and no process, and each answers for itself."""
+    """Two clusters share no port and no process, and each lists its own nodes."""
     assert len(programs.node_states(slurm_cluster.environment())) == 6
     assert len(programs.node_states(small.environment())) == 2
     table = read_table()
@@ -184,7 +185,7 @@ def test_down_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 
 def test_down_works_after_the_daemons_were_killed(tmp_path: Path) -> None:
-    """Steps and tasks whose slurmd is dead are still found, and end."""
+    """`down` still finds and ends steps and tasks whose slurmd is dead."""
     cluster = DevCluster.up(name="test-half", nodes=2)
     Job(cluster, tmp_path, nodes=2)
     pids = of_cluster(cluster.spec, read_table())
@@ -192,12 +193,12 @@ def test_down_works_after_the_daemons_were_killed(tmp_path: Path) -> None:
     kill(lambda table: daemons & table.keys(), SystemClock())
     assert not cluster.status().healthy
     cluster.down()
-    # a task's detached `sleep` that no slurmstepd guards any more is found by its environment
+    # a task's detached process without a slurmstepd is found by its environment
     assert not pids & read_table().keys()
 
 
 def test_down_works_when_cluster_json_is_damaged(small: DevCluster) -> None:
-    """The daemons are found by their records; nothing is left."""
+    """`remove` finds the daemons by their records, and leaves nothing."""
     pids = of_cluster(small.spec, read_table())
     (small.spec.places.state / "cluster.json").write_text("{")
     with pytest.raises(UsageError, match="damaged"):
@@ -265,7 +266,7 @@ def test_the_cluster_outlives_the_command_that_started_it() -> None:
 
 
 def test_accounting_answers_for_a_finished_job(tmp_path: Path) -> None:
-    """With --accounting, sacct tells how a job ended."""
+    """With --accounting, sacct reports how a job ended."""
     with DevCluster.up(name="test-acct", nodes=1, accounting=True) as cluster:
         job = Job(cluster, tmp_path, nodes=1)
         job.go()
@@ -274,7 +275,7 @@ def test_accounting_answers_for_a_finished_job(tmp_path: Path) -> None:
             options = ["-n", "-X", "-j", job.id, "-o", "State"]
             return programs.ask(cluster.environment(), "sacct", *options).split()[-1:] == ["COMPLETED"]
 
-        until(told, "sacct to say COMPLETED")
+        until(told, "sacct to report COMPLETED")
 
 
 def test_every_daemon_is_recorded(small: DevCluster) -> None:

@@ -14,8 +14,8 @@ from tests.slurm_harness import nvrx
 JOB = "name: a\ncommand: x\nnodes: 2\nslurm: {time: 10m}\n"
 
 
-def test_a_probe_tells_what_two_nodes_are_like(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """The settings that slurmctld shows, the facts of both nodes, exit code 0; and no file of it stays."""
+def test_a_probe_reports_the_facts_of_two_nodes(healthy_cluster: DevCluster, tmp_path: Path) -> None:
+    """`doctor --probe` reports slurmctld's settings and the facts of both nodes, exits with 0, and leaves no file."""
     (tmp_path / "job.yaml").write_text(JOB)
     done = nvrx("doctor", "--probe", "--json", cwd=tmp_path, env=healthy_cluster.environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -26,7 +26,7 @@ def test_a_probe_tells_what_two_nodes_are_like(healthy_cluster: DevCluster, tmp_
 
 
 def test_a_job_that_does_not_fit_ends_with_1(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """More nodes than there are: told before anything is submitted."""
+    """A job with more nodes than the cluster has is reported before anything is submitted."""
     (tmp_path / "job.yaml").write_text(JOB)
     done = nvrx("doctor", "--set", "nodes=100", cwd=tmp_path, env=healthy_cluster.environment())
     assert done.returncode == 1, done.stdout + done.stderr
@@ -34,7 +34,7 @@ def test_a_job_that_does_not_fit_ends_with_1(healthy_cluster: DevCluster, tmp_pa
 
 
 def test_a_probe_that_slurm_refuses_is_a_line_among_the_others(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """Slurm's own words, beside the setting that explains them."""
+    """A refused probe is one failed check with Slurm's own words, beside the failed check that explains it."""
     (tmp_path / "job.yaml").write_text(JOB)
     gpus = ("--set", "slurm.gpus_per_node=8")
     done = nvrx("doctor", "--probe", "--json", *gpus, cwd=tmp_path, env=healthy_cluster.environment())
@@ -44,7 +44,7 @@ def test_a_probe_that_slurm_refuses_is_a_line_among_the_others(healthy_cluster: 
 
 
 def test_limits_of_a_qos_and_of_an_account_are_read_from_slurmdbd(tmp_path: Path) -> None:
-    """What doctor says the job is refused for, sbatch refuses it for; within the limits both take it."""
+    """sbatch refuses a job for the limits that doctor names; within the limits both accept the job."""
     (tmp_path / "job.yaml").write_text(JOB)
     enforced = {"AccountingStorageEnforce": "associations,limits,qos"}
     with DevCluster.up(name="test-limits", nodes=3, accounting=True, settings=enforced) as cluster:

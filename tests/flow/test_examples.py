@@ -25,7 +25,8 @@ WORLD = 4
 
 
 class World:
-    """All ranks of one training, as child processes; whoever is left at the end of the `with` block is killed."""
+    """All ranks of one training, as child processes. Ranks that still run at the end of the `with` block are
+    killed."""
 
     def __init__(self, size: int, folder: Path, *options: str, environment: dict[str, str] | None = None) -> None:
         script = str(EXAMPLES / "digits" / "train.py")
@@ -35,7 +36,7 @@ class World:
         self.ranks: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        # Rank 0 comes last: the others must bear with a rendezvous that is not there yet.
+        # Rank 0 starts last: the others must wait for a rendezvous that does not exist yet.
         self.ranks = [self._start(rank) for rank in reversed(range(self._size))][::-1]
         return self
 
@@ -55,7 +56,7 @@ class World:
             worker.communicate()
 
     def await_step(self, step: int) -> None:
-        """Returns once rank 0 has said this step."""
+        """Wait until rank 0 has printed this step."""
         output = self.ranks[0].stdout
         assert output is not None
         for line in output:
@@ -64,13 +65,13 @@ class World:
         raise AssertionError(f"rank 0 ended before step {step}: {self.ranks[0].communicate()[1]}")
 
     def end(self) -> list[tuple[int, str, str]]:
-        """Exit code, stdout and stderr of each rank, once all have left by themselves."""
+        """Exit code, stdout and stderr of each rank, once all have exited by themselves."""
         said = [worker.communicate(timeout=60) for worker in self.ranks]
         return [(worker.returncode, *text) for worker, text in zip(self.ranks, said, strict=True)]
 
 
 def _train(size: int, folder: Path, *options: str, environment: dict[str, str] | None = None) -> list[str]:
-    """Runs a world to its end; what rank 0 printed, by line."""
+    """Run a training to its end. Returns the lines that rank 0 printed."""
     with World(size, folder, *options, environment=environment) as world:
         ended = world.end()
     assert [(code, errors) for code, _, errors in ended] == [(0, "")] * size
@@ -79,14 +80,14 @@ def _train(size: int, folder: Path, *options: str, environment: dict[str, str] |
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training that nothing happened to."""
+    """The folder of a training without a fault."""
     folder = tmp_path_factory.mktemp("clean")
     _train(WORLD, folder)
     return folder
 
 
 def test_a_training_learns_to_read(clean: Path) -> None:
-    """It ends at its last step, with a low loss and nearly all unseen digits read."""
+    """The training ends at its last step, with a low loss and nearly all unseen digits recognised."""
     result = json.loads((clean / "result.json").read_bytes())
     assert result["step"] == STEPS
     assert result["world_size"] == WORLD
@@ -94,8 +95,8 @@ def test_a_training_learns_to_read(clean: Path) -> None:
     assert result["accuracy"] > 0.95
 
 
-def test_the_result_is_said_and_written_alike(tmp_path: Path) -> None:
-    """The last line and `result.json` agree; lines on the way come at the steps asked for."""
+def test_the_printed_and_the_written_result_agree(tmp_path: Path) -> None:
+    """The last line of output and `result.json` agree; the lines before it are at the steps of `--log-every`."""
     *steps, final = _train(2, tmp_path, "--log-every", "80")
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert [line.split()[1] for line in steps] == ["80", "160"]
@@ -119,8 +120,8 @@ def test_an_interrupted_training_ends_as_if_nothing_had_happened(clean: Path, tm
         assert (tmp_path / name).read_bytes() == (clean / name).read_bytes()
 
 
-def test_whoever_loses_a_peer_leaves_with_one_clear_line(tmp_path: Path) -> None:
-    """The survivors of a kill say whom they lost and when, in one line and no traceback."""
+def test_a_rank_that_loses_a_peer_exits_with_one_clear_line(tmp_path: Path) -> None:
+    """Each survivor of a kill prints which rank it lost and when, in one line, without a traceback."""
     with World(3, tmp_path, "--step-time", "0.05") as world:
         world.await_step(20)
         world.ranks[2].kill()
@@ -132,7 +133,7 @@ def test_whoever_loses_a_peer_leaves_with_one_clear_line(tmp_path: Path) -> None
 
 
 def test_a_training_goes_on_in_a_smaller_world(clean: Path, tmp_path: Path) -> None:
-    """Resumed by fewer ranks it takes the same batches to the same end, but for rounding."""
+    """Resumed by fewer ranks, a training takes the same batches and ends with the same loss, except for rounding."""
     with World(WORLD, tmp_path, "--step-time", "0.05") as world:
         world.await_step(60)
         world.ranks[1].kill()
@@ -143,16 +144,16 @@ def test_a_training_goes_on_in_a_smaller_world(clean: Path, tmp_path: Path) -> N
     assert small["loss"] == pytest.approx(full["loss"], rel=1e-6)
 
 
-def test_a_finished_training_that_is_started_again_just_says_so(clean: Path, tmp_path: Path) -> None:
-    """When only the end was lost, no step is done twice."""
+def test_a_finished_training_that_is_started_again_repeats_no_step(clean: Path, tmp_path: Path) -> None:
+    """When only the result was lost, no step is repeated: the training resumes after its last step."""
     (tmp_path / "checkpoint.npy").write_bytes((clean / "checkpoint.npy").read_bytes())
     resuming, final = _train(WORLD, tmp_path)
     assert resuming == f"resuming after step {STEPS}"
     assert final.startswith(f"final step {STEPS} loss ")
 
 
-def test_under_an_agent_each_step_is_told(tmp_path: Path) -> None:
-    """The slot ends at the last step, and the first came as a datagram."""
+def test_under_an_agent_each_step_is_reported(tmp_path: Path) -> None:
+    """The agent receives the first step as a datagram, and the slot has the last step in the end."""
     slot = Slot.create(tmp_path / "0.0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent"))
@@ -164,7 +165,7 @@ def test_under_an_agent_each_step_is_told(tmp_path: Path) -> None:
 
 
 def test_it_is_a_plain_script_without_nvrx_slurm(tmp_path: Path) -> None:
-    """Where the package cannot be imported, the training runs all the same."""
+    """Where the package cannot be imported, the training still runs."""
     without = "import runpy, sys; sys.modules['nvrx_slurm'] = None; sys.argv.pop(0); sys.path[0] = sys.argv[0][:-9]; "
     command = [sys.executable, "-c", without + "runpy.run_path(sys.argv[0], run_name='__main__')"]
     script = str(EXAMPLES / "digits" / "train.py")
@@ -215,7 +216,7 @@ def test_an_ordinary_torchrun_script_resumes_to_the_same_result(torchrun: list[s
 
 
 def _kill_a_worker_at_step(running: subprocess.Popen[str], step: int) -> list[str]:
-    """Kills one of torchrun's workers once rank 0 says `step`; all lines, once torchrun has ended well."""
+    """Kill one of torchrun's workers once rank 0 prints `step`. Returns all lines once torchrun has exited with 0."""
     assert running.stdout is not None
     lines: list[str] = []
     for line in running.stdout:

@@ -20,7 +20,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.torch
 @pytest.mark.timeout(4 * STARTS_S)
 def test_ordinary_torchrun_script_survives_a_node(run_local, tmp_path):
-    """torch DDP over gloo, unchanged: its node killed after a checkpoint, it ends with the clean run's result."""
+    """An unchanged torch DDP script over gloo loses a node after a checkpoint, and ends with the clean run's
+    result."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
         pytest.skip("torch is not installed; `make test-torch` installs it")
     clean = torch_job(run_local, tmp_path, "clean")
@@ -44,5 +45,5 @@ def torch_job(run_local, base, name, *options):
 
 
 def wait_for_checkpoint(folder, job):
-    """Until rank 0 has saved once, as its output tells."""
+    """Wait until rank 0 has saved a checkpoint."""
     until(lambda: folder.is_dir() and any(folder.iterdir()), f"a checkpoint\n{job.story()}")

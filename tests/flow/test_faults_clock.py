@@ -1,4 +1,4 @@
-"""The clock is set while a job runs: nobody is given up for it, and no bound passes early or late."""
+"""The wall clock is set while a job runs: no node is declared dead for it, and no bound passes early or late."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.harness import gate_plan
 
 SOURCE = Path(__file__).parents[1] / "fake_clock.c"
 HOUR_S = 3600
-_AHEAD_S = struct.Struct("q")  # native, so it is written at once: nobody reads half of it
+_AHEAD_S = struct.Struct("q")  # native, so it is written at once: no process reads half of it
 
 
 class FakeClock:
-    """The wall clock of all processes that are started with `env`: it can be set while they run. What measures time
-    without it (CLOCK_MONOTONIC) is left alone, as it is when an administrator sets the clock."""
+    """The wall clock of all processes that are started with `env`. It can be set while they run. CLOCK_MONOTONIC does
+    not change, as when an administrator sets the clock."""
 
     def __init__(self, folder: Path) -> None:
         library, file = folder / "fake_clock.so", folder / "ahead_s"
@@ -34,7 +34,7 @@ class FakeClock:
         self.env = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(file)}
 
     def set(self, ahead_s: int) -> None:
-        """From now on it is so far ahead of the real one."""
+        """Set the clock to `ahead_s` seconds ahead of the real one."""
         _AHEAD_S.pack_into(self._ahead_s, 0, ahead_s)
 
     def close(self) -> None:
@@ -49,8 +49,8 @@ def clock(tmp_path: Path) -> Iterator[FakeClock]:
 
 
 def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tmp_path):
-    """All processes' wall clock is set forward and back by an hour, and by an hour below the true time: nobody
-    is lost, no worker touched, a failure after each is dealt with, and the journal's clock has no step in it."""
+    """The wall clock of all processes is set an hour ahead, back, an hour behind, and back. No node is lost and no
+    worker is touched, a failure after each change is handled, and the journal's clock has no jump."""
     bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 5.0}
     job = run_local(gate_plan(gate, tmp_path, spares=0, max_restarts=9, **bounds), env=clock.env)
     workers = gate.wait(4, cycle=0)
@@ -71,7 +71,7 @@ def test_clock_that_is_set_by_an_hour_changes_nothing(run_local, gate, clock, tm
 
 
 def test_node_that_freezes_while_the_clock_is_an_hour_off_is_given_up_in_time(run_local, gate, clock, tmp_path):
-    """After the clock was set back, silence is still silence: a frozen node is lost after its timeout."""
+    """After the clock was set back by an hour, a frozen node is still declared dead after its heartbeat timeout."""
     bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 5.0, "heartbeat__startup_timeout": 10.0}
     job = run_local(gate_plan(gate, tmp_path, **bounds), env=clock.env)
     gate.wait(4, cycle=0)

@@ -1,4 +1,4 @@
-"""Store or controller freezes, dies, or stays away: no worker is touched for it, or the job ends with a reason."""
+"""Store or controller freezes, dies, or cannot come back: no worker is touched, or the job ends with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def control_plane(job):
 
 
 def stays_whole(job, gate, before):
-    """Nobody was given up, no worker was touched; and what goes wrong now is dealt with."""
+    """Assert that no node was declared dead and no worker was touched, and that a failure from now on is handled."""
     assert all(is_alive(worker.pid) for worker in before.values())
     os.kill(before[0].pid, signal.SIGKILL)
     gate.wait(4, cycle=1)
@@ -38,9 +38,10 @@ def stays_whole(job, gate, before):
     assert [record.cycle for record in job.said(RendezvousOpened)] == [0, 1]
 
 
-def test_store_or_controller_that_freezes_or_a_store_that_dies_costs_nobody_anything(run_local, gate, tmp_path):
-    """Stopped for far longer than the heartbeat timeout and then continued, neither has a node given up. Killed three
-    times, the store comes back each time with all that it had taken: the journal has no gap."""
+def test_frozen_store_or_controller_or_killed_store_costs_no_worker_and_no_node(run_local, gate, tmp_path):
+    """Store and controller are each stopped for far longer than the heartbeat timeout, then continued: no node is
+    declared dead. The store is killed three times and comes back each time with all its data: the journal has no
+    gap."""
     job = run_local(gate_plan(gate, tmp_path, **QUICK))
     before = gate.wait(4, cycle=0)
     job.all_joined("n1", "n2", "n3")
@@ -49,20 +50,21 @@ def test_store_or_controller_that_freezes_or_a_store_that_dies_costs_nobody_anyt
         os.kill(victim, signal.SIGSTOP)
         pause(job, seconds=10.0)
         os.kill(victim, signal.SIGCONT)
-        until(lambda: node_beats(job) > beats, "beats arrive again")  # noqa: B023  called at once
+        until(lambda: node_beats(job) > beats, "heartbeats to arrive again")  # noqa: B023  called at once
         assert all(is_alive(worker.pid) for worker in before.values())
     for _ in range(3):
         victim = control_plane(job)["valkey-server"]
         os.kill(victim, signal.SIGKILL)
         wait_gone([victim])
         beats = until(lambda: node_beats(job), "the store is back")
-        until(lambda: node_beats(job) > beats, "beats arrive again")  # noqa: B023  called at once
+        until(lambda: node_beats(job) > beats, "heartbeats to arrive again")  # noqa: B023  called at once
     stays_whole(job, gate, before)
     assert [entry.n for entry in job.entries] == list(range(1, len(job.entries) + 1))
 
 
 def test_store_that_is_killed_while_it_starts_is_started_once_more(run_local, gate, tmp_path):
-    """Twice, before it is ready to serve: the job goes on."""
+    """A store that is killed twice while it starts, before it is ready to serve, is started again: the job goes
+    on."""
     job = run_local(gate_plan(gate, tmp_path, **QUICK))
     before = gate.wait(4, cycle=0)
     killed = {control_plane(job)["valkey-server"]}
@@ -77,7 +79,7 @@ def test_store_that_is_killed_while_it_starts_is_started_once_more(run_local, ga
 
 
 def stores_of(job):
-    """The servers below the batch host, from their first moment on."""
+    """The store processes below the batch host, including one that has just been started."""
     children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
     for pid in map(int, children):
         with contextlib.suppress(OSError):
@@ -86,12 +88,12 @@ def stores_of(job):
 
 
 def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path):
-    """Killed for good (its folder cannot be had), the store takes the job with it: exit code 69, the reason on file,
-    nothing left."""
+    """A killed store that cannot start again (its folder is gone) ends the job with 69. The reason is on file, and no
+    process is left."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, **QUICK))
     gate.wait(2, cycle=0)
     everybody = descendants(job.process.pid)
-    job.process.send_signal(signal.SIGSTOP)  # it must not be faster than we are
+    job.process.send_signal(signal.SIGSTOP)  # else it restarts the store before the folder is replaced
     os.kill(control_plane(job)["valkey-server"], signal.SIGKILL)
     shutil.rmtree(job.folder.store_dir)
     job.folder.store_dir.write_text("no folder any more")
@@ -104,8 +106,8 @@ def test_store_that_cannot_come_back_ends_the_job(run_local, gate, tmp_path):
 
 
 def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_path):
-    """The password is changed and the controller dies: the next one is refused, and the job ends at once with 69,
-    instead of starting one after the other. Its log says why."""
+    """The store's password is changed and the controller dies. The store refuses the next controller, and the job
+    ends at once with 69 instead of starting one controller after the other. The controller's log says why."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, **QUICK))
     gate.wait(2, cycle=0)
     everybody = descendants(job.process.pid)
@@ -119,9 +121,9 @@ def test_controller_that_the_store_refuses_ends_the_job(run_local, gate, tmp_pat
     assert "refuses us" in job.folder.node_log("controller").read_text()
 
 
-def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, tmp_path):
-    """All work is done, and the end waits for an agent that is frozen. Then the store's password is another: the job
-    ends as it was decided."""
+def test_store_that_refuses_all_clients_once_the_end_was_decided(run_local, gate, tmp_path):
+    """All work is done, and the job's end waits for a frozen agent. Then the store's password is changed: the job
+    still ends with the exit code and the reason that were decided."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, heartbeat__interval=0.2, heartbeat__timeout=60.0))
     gate.wait(2, cycle=0)
     everybody = descendants(job.process.pid)
@@ -138,8 +140,8 @@ def test_store_that_refuses_everybody_once_the_end_was_decided(run_local, gate, 
 
 
 def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate, tmp_path):
-    """Who dies while there is no controller is missed by the next one after the heartbeat timeout, not after the
-    time that a start may take."""
+    """A node dies while no controller runs. The next controller declares it dead after the heartbeat timeout, not
+    after the startup timeout."""
     job = run_local(gate_plan(gate, tmp_path, heartbeat__startup_timeout=1000.0, **QUICK))
     gate.wait(4, cycle=0)
     job.all_joined("n1", "n2", "n3")
@@ -155,8 +157,8 @@ def test_node_that_dies_with_the_controller_is_given_up_in_time(run_local, gate,
 
 
 def test_control_plane_gone_for_longer_than_its_grace_ends_the_workers(run_local, gate, tmp_path):
-    """Agents whose controller stays silent beyond `control_plane_grace` stop their workers and leave: nothing runs
-    on unwatched for ever."""
+    """Agents whose controller is silent for longer than `control_plane_grace` stop their workers and exit, so that no
+    worker runs unsupervised for ever."""
     bounds = {"control_plane_grace": 3.0, "teardown__grace": 1.0, **QUICK}
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, **bounds))
     before = gate.wait(2, cycle=0)
@@ -166,7 +168,7 @@ def test_control_plane_gone_for_longer_than_its_grace_ends_the_workers(run_local
 
 
 def node_beats(job):
-    """How many beats the store has taken so far; 0 while it does not answer."""
+    """How many heartbeats the store has received so far; 0 while it does not answer."""
     address = job.folder.read_store()
     try:
         with client(address, connect_s=5.0, answer_s=5.0) as store:

@@ -19,20 +19,20 @@ from tests.waiting import until
 
 @pytest.fixture
 def disk():
-    """Four megabytes, where job folders are."""
+    """A disk of four megabytes for the job folders."""
     with small_disk("size=4m") as disk:
         yield disk
 
 
 def mirrored(job):
-    """The numbers of the entries in the journal's copy, whose every line is whole."""
+    """The numbers of the entries in the journal's copy. A line that is not whole raises an error."""
     return [entry_from_json(line).n for line in job.folder.events_path.read_bytes().splitlines()]
 
 
 def test_full_disk_touches_no_worker_and_loses_no_result(run_local, gate, disk):
-    """Filled to the last byte, the disk costs output and nothing else: a failure is dealt with, the next controller
-    needs no room either, the job ends with 0, and both its result and the end of its journal are on file, whose copy
-    is whole."""
+    """A disk that is full to the last byte costs output and nothing else. A failure is handled, the next controller
+    starts without disk space, and the job ends with 0. Its result is on file, and the journal's copy is whole up to
+    the job's end."""
     job = run_local(gate_plan(gate, disk.path))
     before = gate.wait(4, cycle=0)
     job.agent_pid("n3")
@@ -55,8 +55,8 @@ def test_full_disk_touches_no_worker_and_loses_no_result(run_local, gate, disk):
     assert not job.folder.reserve_path.exists()
 
 
-def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
-    """The exit code on a full disk is the job's own, with its reason."""
+def test_result_of_a_failed_job_is_written_on_a_full_disk(run_local, gate, disk):
+    """On a full disk a failed job ends with its own exit code, and the result has its reason."""
     job = run_local(gate_plan(gate, disk.path, nodes=1, spares=0, max_restarts=0))
     before = gate.wait(2, cycle=0)
     disk.fill()
@@ -68,9 +68,9 @@ def test_result_of_a_failed_job_is_there_on_a_full_disk(run_local, gate, disk):
 
 
 def test_worker_that_fills_the_disk_goes_on_without_its_output(run_local, gate, disk):
-    """A worker that prints more than there is room for is not held up; when there is room again its output is kept
+    """A worker that prints more than fits on the disk runs on. Once there is space again, its output is on file
     again."""
-    disk.ballast.write_bytes(bytes(1 << 20))  # room to be had again, whoever fills the rest
+    disk.ballast.write_bytes(bytes(1 << 20))  # space that is freed later, whichever process fills the rest
     job = run_local(fault_plan(gate, disk.path, "prints_until_told", workers=1, rank=0))
     worker = gate.wait(1, cycle=0)[0]
     until(lambda: len(printed(job, 0)) > 1 << 16, "it prints")
@@ -90,7 +90,7 @@ def stands_still(job):
 
 
 def test_no_room_for_another_file_costs_the_logs_alone(run_local, gate):
-    """Where not one file more can be made, the next cycle's workers run without log files."""
+    """Where no file can be created any more, the next cycle's workers run without log files."""
     with small_disk("size=4m,nr_inodes=64") as disk:
         job = run_local(gate_plan(gate, disk.path))
         before = gate.wait(4, cycle=0)
@@ -103,8 +103,8 @@ def test_no_room_for_another_file_costs_the_logs_alone(run_local, gate):
 
 
 def test_job_whose_folder_is_removed_ends_all_the_same(run_local, gate, tmp_path):
-    """Nothing can be written any more, neither a log nor the result: the job ends within a bound, and leaves
-    nothing."""
+    """Where neither a log nor the result can be written, since the job folder is gone, the job still ends within a
+    bound and leaves no process."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, teardown__grace=1.0))
     gate.wait(2, cycle=0)
     everybody = descendants(job.process.pid)

@@ -1,4 +1,4 @@
-"""Workers that live and make no progress: noticed, their stacks on file, started again."""
+"""Workers that live and make no progress: the hang is detected, their stacks are on file, they are started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import until
 
 
 def hangs_of(job, gate, count):
-    """The hangs of a job's first cycles, by cycle; it then ends well."""
+    """The hangs of the job's first `count` cycles, by cycle, once the job has ended with 0."""
     ends_well(job, gate, workers=2, cycle=count)
     hangs = job.said(WorkerHung)
     assert [hung.cycle for hung in hangs] == list(range(count))
@@ -35,9 +35,9 @@ def stacks_of(job, hung):
 
 
 def test_native_code_that_holds_the_gil_and_uninterruptible_sleep(run_local, gate, tmp_path):
-    """Stuck where no other Python thread of it can run, a worker is found by its missing steps, its stack names the
-    line, and the replica starts again. In state D a worker cannot be asked: what the kernel says of it is on file,
-    and the replica starts again."""
+    """A worker that holds the GIL in native code is found by its missing steps, its stack names the line, and the
+    replica is restarted. A worker in state D cannot print its stack: the kernel's data on it is on file, and the
+    replica is restarted."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     bounds = {"hang": HangSpec(step_timeout=1.0), "teardown__grace": 1.0}
@@ -52,8 +52,8 @@ def test_native_code_that_holds_the_gil_and_uninterruptible_sleep(run_local, gat
 
 
 def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path):
-    """Of two sections, one in the other, the one whose time is up is named; the other's does not hide it, and no step
-    is missed meanwhile."""
+    """Of two nested sections, the hang names the one whose timeout has passed, whether it is the outer or the inner
+    one. No missing step is reported meanwhile."""
     fault = "hangs_in_an_outer_section+hangs_in_an_inner_section"
     job = run_local(fault_plan(gate, tmp_path, fault, hang=HangSpec(step_timeout=1000.0)))
     for hung, section in zip(hangs_of(job, gate, 2), ("checkpoint", "upload"), strict=True):
@@ -65,7 +65,8 @@ def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path):
 
 
 def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, gate, tmp_path):
-    """The agent comes to both at once when it goes on: that the worker has ended, and that its next step is due."""
+    """When a stopped agent goes on, it finds at the same time that a worker has ended and that its next step is
+    overdue. The worker has ended; it has not hung."""
     bounds = {"hang": HangSpec(step_timeout=5.0), "heartbeat__timeout": 60.0, "fence_timeout": 90.0}
     job = run_local(fault_plan(gate, tmp_path, "takes_a_step", rank=0, nodes=2, workers=1, **bounds))
     workers = gate.wait(2, cycle=0)
@@ -83,10 +84,10 @@ def test_worker_that_ends_while_its_agent_stands_still_has_not_hung(run_local, g
 
 
 def test_worker_that_never_begins(run_local, gate, tmp_path):
-    """Without a first beat within `startup` after its start, a worker counts as hung."""
+    """A worker without a first `beat` within the startup timeout counts as hung."""
     plan = fault_plan(gate, tmp_path, "never_begins", workers=1, rank=0, hang=HangSpec(startup_timeout=6.0))
     job = run_local(plan)
-    gate.wait(1, cycle=1)[0].go()  # it does not beat either, but ends before that is due
+    gate.wait(1, cycle=1)[0].go()  # it calls no `beat` either, but ends before the timeout
     assert job.finish() == 0
     (hung,) = job.said(WorkerHung)
     assert hung.why.startswith("no first step")
@@ -94,7 +95,7 @@ def test_worker_that_never_begins(run_local, gate, tmp_path):
 
 
 def test_worker_that_falls_silent(run_local, gate, tmp_path):
-    """Without any import in the worker: no output for as long as `no_output` says is a hang."""
+    """A worker that prints nothing for as long as `no_output` counts as hung. This needs no import in the worker."""
     plan = fault_plan(gate, tmp_path, "prints_and_falls_silent", workers=1, rank=0, hang=HangSpec(no_output=6.0))
     job = run_local(plan)
     gate.wait(1, cycle=1)[0].go()
@@ -106,7 +107,7 @@ def test_worker_that_falls_silent(run_local, gate, tmp_path):
 
 
 def test_learned_deadline_outlives_cycle_and_controller(run_local, gate, tmp_path):
-    """What steps take is learned in one cycle, and holds in the next, also under a new controller: a worker that
+    """The step deadline that is learned in one cycle applies in the next, also under a new controller: a worker that
     stops after its first steps there is found by the learned deadline."""
     bounds = HangSpec(learn=True, warmup=5, safety_factor=2.0)
     job = run_local(fault_plan(gate, tmp_path, "steps_then_learns", rank="all", workers=1, hang=bounds))
@@ -133,7 +134,7 @@ def test_live_worker_is_dumped_and_goes_on(run_local, gate, tmp_path):
         assert done.exit_code == 0, done.output
         return done.stdout if "in holds_the_gil" in done.stdout else None
 
-    said = until(stuck, "its stack tells where it is")
+    said = until(stuck, "its stack to name the line")
     assert "main-0 rank 1 on n1, in " in said and "rank 0" not in said
     assert all(is_alive(worker.pid) for worker in before.values())
     assert causes(job) == []

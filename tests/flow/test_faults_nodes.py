@@ -1,5 +1,5 @@
-"""A node dies, freezes, thaws: its ranks run elsewhere, and never in two places. A ledger has each worker's every
-step."""
+"""A node dies, freezes or thaws: its ranks run on another node, and never on two. A ledger records every step of
+every worker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def finish(job, gate, cycle):
 
 
 def test_node_that_thaws_in_time_goes_on_and_a_killed_ones_ranks_move_to_the_spare(run_local, gate, ledger):
-    """Stopped for less than the heartbeat timeout, a node loses nothing: no restart, no new worker. SIGKILL of all
-    that runs on it: known by its connection, one line tells why, and nobody overlaps."""
+    """A node that is stopped for less than the heartbeat timeout costs no restart and no new worker. SIGKILL of all
+    that runs on it is detected by its closed connection, the restart has that as its one cause, and no workers
+    overlap."""
     job = run_local(ledger.plan(gate, spares=1, heartbeat__interval=0.2, heartbeat__timeout=20.0))
     before = gate.wait(4, cycle=0)
     job.all_joined("n3")
@@ -54,9 +55,9 @@ ORDERS = [
 
 
 def test_thawed_node_takes_no_step(run_local, gate, ledger):
-    """All of a node is stopped, given up, and thawed, once in each order: its old workers take no step, and the node
-    joins anew, free. Then only an agent is stopped, its workers run on: they are killed before their ranks start
-    elsewhere."""
+    """All processes of a node are stopped, the node is declared dead, and its processes are continued, once in each
+    order: its old workers take no step, and the node joins again, without ranks. Then only an agent is stopped: its
+    workers run on, and are killed before their ranks start elsewhere."""
     job = run_local(ledger.plan(gate, **QUICK))
     workers = gate.wait(4, cycle=0)
     job.all_joined("n3", "n4")
@@ -87,9 +88,9 @@ def test_thawed_node_takes_no_step(run_local, gate, ledger):
 
 
 def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
-    """Where no trap can be opened and only the agent is stopped, its supervisor kills the workers when their lease
-    lapses, and their ranks wait until that must have happened. Where all of a node is stopped, its supervisor,
-    thawed, finds the lease lapsed and kills the workers before anything else."""
+    """Without a fence socket, when only the agent is stopped, its supervisor kills the workers once their lease
+    lapses, and their ranks start elsewhere only when that must have happened. When all of a node is stopped, the
+    supervisor kills the workers before anything else once it is continued, since the lease has lapsed."""
     bounds = {**QUICK, "fence_timeout": 6.0}
     job = without_socket_filters(lambda: run_local(ledger.plan(gate, **bounds)))
     before = gate.wait(4, cycle=0)
@@ -106,7 +107,7 @@ def test_without_a_fence_the_lease_ends_the_workers(run_local, gate, ledger):
     node = FrozenNode(job, "n3")
     taken = ledger.steps(node="n3", cycle=1)
     job.expect(NodeLost, node="n3")
-    until(lambda: ledger.steps(node="n1", cycle=1) > taken, "others work on")
+    until(lambda: ledger.steps(node="n1", cycle=1) > taken, "the other nodes work on")
     os.kill(node.supervisor, signal.SIGCONT)
     wait_gone(node.workers)
     gate.wait(4, cycle=2)
@@ -123,13 +124,13 @@ class Rounds:
 
     def __init__(self, job, gate, chance):
         self.job, self.gate, self.chance = job, gate, chance
-        self.spares_left = 2  # of three: one must do for a node that is frozen
+        self.spares_left = 2  # of three: one is kept for a frozen node
         self.frozen = []
         self.faults = [self.freeze, self.freeze_agent, self.kill_supervisor, self.kill_worker]
         self.deaths = [self.kill_node, self.kill_agent]
 
     def strike(self, workers):
-        """Something happens to a node of the cycle that these workers are of."""
+        """Inject a random fault on a node of the cycle to which these workers belong."""
         node = self.chance.choice(sorted({worker.env["NVRX_NODE"] for worker in workers.values()}))
         fault = self.chance.choice(self.faults + self.deaths * bool(self.spares_left))
         self.spares_left -= fault in self.deaths
@@ -139,7 +140,7 @@ class Rounds:
         return f"{fault.__name__} {node}"
 
     def thaw_all(self):
-        """Whoever was frozen comes back, in a random order of its processes."""
+        """Continue the frozen nodes, each in a random order of its processes."""
         for node in self.frozen:
             order = ["agent", "supervisor", "workers"]
             self.chance.shuffle(order)
@@ -170,7 +171,8 @@ class Rounds:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_rank_is_ever_held_twice(run_local, gate, ledger, seed):
-    """Whatever dies or freezes, in whatever order (the controller too), each rank is one live worker's at a time."""
+    """Under random kills and freezes, in random order, of the controller too, each rank has one live worker at a
+    time."""
     job = run_local(ledger.plan(gate, spares=3, max_restarts=99, **QUICK))
     rendezvous = Rounds(job, gate, random.Random(seed))
     job.all_joined("n1", "n2", "n3", "n4", "n5")

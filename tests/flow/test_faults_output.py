@@ -1,4 +1,5 @@
-"""Workers that print more than anybody can hold: all is on file, the agent neither grows nor falls silent."""
+"""Workers that print more than fits in memory: all of it is on file, and the agent neither grows nor stops its
+heartbeats."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def rank_file(job):
     ids=["1 GB in a burst", "one line of 100 MB"],
 )
 def test_flood_of_output_is_on_file_to_the_last_byte(run_local, gate, tmp_path, fault, size, ends):
-    """The rank's own file has all of it, the agent's memory stays bounded, and nobody is given up for its silence."""
+    """The rank's file has all of the output, the agent's memory stays bounded, and no node is declared dead."""
     job = run_local(fault_plan(gate, tmp_path, fault, workers=1, rank=0, **QUICK))
     gate.wait(1, cycle=0)
     path = rank_file(job)
@@ -46,7 +47,7 @@ def test_flood_of_output_is_on_file_to_the_last_byte(run_local, gate, tmp_path, 
 
 
 def test_worker_that_prints_without_end_is_stopped(run_local, gate, tmp_path):
-    """Output that never ends holds up neither the teardown nor the end of the job."""
+    """Output that never ends delays neither the teardown nor the end of the job."""
     job = run_local(fault_plan(gate, tmp_path, "prints_until_told", workers=1, rank=0))
     gate.wait(1, cycle=0)
     until(lambda: len(printed(job, 0)) > 1 << 16, "it prints")

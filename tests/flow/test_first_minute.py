@@ -1,4 +1,4 @@
-"""What README.md and the tutorial show, typed in the order in which it stands there, by a user with two terminals."""
+"""The commands of README.md and the tutorial, typed in their order by a user with two terminals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.slurm(nodes=6), pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("pip install", "sudo ")
-"""Lines that install: the tests' own environment has it all."""
+"""Lines that install something, which the tests' environment has already."""
 
 FASTER = {"NVRX_SLURM_COMMAND": "python train.py --step-time 0.05"}
-"""The minute of training in half of the time: all lines stay as they are."""
+"""Halves the minute of training, and leaves every line of the pages as it is."""
 
 LIVE_S, JOB_S = 60.0, 200.0
 
@@ -40,13 +40,13 @@ class Page:
         self.python = [text for kind, text in blocks if kind == "python"]
 
     def says(self, line: str) -> str:
-        """The next line of the page, which must be this one."""
+        """Take the next line of the page, and assert that it is this one."""
         assert self.lines.pop(0) == line
         return line
 
 
 class Terminal:
-    """A shell in a folder. What goes on in the background prints into a file of its own."""
+    """A shell in a folder. Each command in the background prints to a file of its own."""
 
     def __init__(self, folder: Path, before: str = "") -> None:
         folder.mkdir()
@@ -56,7 +56,7 @@ class Terminal:
         self._background: list[subprocess.Popen[bytes]] = []
 
     def type(self, line: str, *, exit_code: int = 0) -> str:
-        """What the line prints on stdout."""
+        """Run the line. Returns its stdout."""
         done = subprocess.run(
             ["bash", "-c", f"{self.before}\n{line}"],
             cwd=self.folder,
@@ -69,7 +69,7 @@ class Terminal:
         return done.stdout
 
     def begin(self, line: str, output: str) -> Callable[[], str]:
-        """Start a line; what is returned waits for its exit code 0 and gives what it has printed."""
+        """Start a line. The function that is returned waits for its exit code 0, and returns its output."""
         file = self.folder / output
         with file.open("wb") as opened:
             process = subprocess.Popen(
@@ -100,8 +100,8 @@ class Terminal:
 
 @pytest.fixture
 def terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Terminal, Terminal]]:
-    """One for the job on this machine, one for that on Slurm: both jobs keep checkpoints in their folder."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # a cluster and an index of their own
+    """One terminal for the local job and one for the Slurm job, since each job keeps checkpoints in its folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # clusters and a job index of this test alone
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     both = Terminal(tmp_path / "here"), Terminal(tmp_path / "slurm", 'eval "$(nvrx-slurm cluster env)"')
     yield both
@@ -112,8 +112,8 @@ def terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 
 
 def test_the_readme_and_the_tutorial_can_be_typed(terminals: tuple[Terminal, Terminal]) -> None:
-    """A local job outlives an agent, a Slurm job a node, both end with the same bits, and each line does what is said
-    beside it."""
+    """A local job survives a killed agent, a Slurm job survives a killed node, both end with the same bits, and each
+    line does what the page says."""
     here, slurm = terminals
     readme, tutorial = Page("README.md"), Page("docs/tutorial.md")
     readme.says("nvrx-slurm demo")  # typed in test_installed.py, where only the package is installed
@@ -161,7 +161,7 @@ def test_the_readme_and_the_tutorial_can_be_typed(terminals: tuple[Terminal, Ter
     assert trained[0]["error"] < 1e-4
     slurm.type(down)
 
-    # What is asked after a failure, of the job that has ended here.
+    # The tutorial's commands for after a failure, on the local job, which has ended.
     answers = {
         command.split()[1]: here.type(command.replace("JOB", local))
         for command in re.findall(r"\| `(nvrx-slurm (?:explain|events|logs|wait) [^`]*)` ", tutorial.text)
@@ -169,12 +169,12 @@ def test_the_readme_and_the_tutorial_can_be_typed(terminals: tuple[Terminal, Ter
     assert (len(answers), answers["wait"]) == (4, "0\n")
     assert "n2" in answers["explain"]
     assert tutorial.lines == []
-    (without_a_file,) = readme.lines  # the next test's
+    (without_a_file,) = readme.lines  # the next test runs it
     assert without_a_file.startswith("nvrx-slurm submit -N 16 ")
 
 
 def test_the_examples_of_job_yaml_are_jobs(terminals: tuple[Terminal, Terminal]) -> None:
-    """README's line without a file is the job of the file below it; the tutorial's roles are valid."""
+    """README's line without a file gives the same job as the file below it, and the tutorial's roles are valid."""
     here, _ = terminals
     for index, text in enumerate((*Page("README.md").yaml, *Page("docs/tutorial.md").yaml[1:])):
         (here.folder / f"{index}.yaml").write_text(f"name: rl\n{text}" if "name:" not in text else text)

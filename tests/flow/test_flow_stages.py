@@ -1,4 +1,4 @@
-"""The faults of flows, each on a real job: it happens, and its proof says so; one that cannot happen is an error."""
+"""The faults of flows, each on a real job: an injected fault has a proof, and one that cannot happen is an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK = {"heartbeat": {"interval": "500ms", "timeout": "3s"}, "fence_timeout": "
 
 
 class Held:
-    """What an attempt would have to end."""
+    """Records what an attempt would have to end."""
 
     def __init__(self):
         self.things = []
@@ -109,7 +109,7 @@ class Played:
         return self.stage.inject(action, arguments, scene)
 
     def end(self):
-        """The job ends with what its workers have made of it, and nothing is left of it."""
+        """Wait for the end of the job, assert that nothing is left of it, and return its exit code."""
         code = self.job.wait(WAIT_S)
         self.close()
         assert self.stage.gone(self.job, WAIT_S) == []
@@ -122,7 +122,8 @@ class Played:
 
 @pytest.fixture
 def play(gate, tmp_path, monkeypatch):
-    """Opens a stage, submits a job to it, and waits until all nodes have joined; afterwards nothing is left."""
+    """Opens a stage, submits a job to it, and waits until all nodes have joined. Teardown ends the job and the
+    stage."""
     opened = []
 
     def play(name, **options):
@@ -148,7 +149,7 @@ def joined(played, nodes, generation=0):
 
 
 def runs(played, gate, *, cycle, count=2, generation=0):
-    """The workers of that cycle, once the journal knows them."""
+    """The workers of that cycle, once the journal has their start."""
     closed = played.await_(RendezvousClosed, cycle=cycle, generation=generation).record
     for node in closed.nodes:
         played.await_(WorkersStarted, cycle=cycle, node=node, generation=generation)
@@ -169,10 +170,11 @@ def failure(played, action, **arguments):
     return str(raised.value)
 
 
-def test_faults_strike_whom_they_name(play, gate):
-    """All that a local node runs freezes at once, and goes on; another dies at once, and its spare takes over. What
-    cannot be is an error that names what there is. Worker, agent, supervisor, controller and store, by rank, by node,
-    as a spare: each is stopped, goes on, or dies; the next ones take their places, and the job ends well."""
+def test_faults_hit_the_processes_that_they_name(play, gate):
+    """All processes of a local node are stopped and continued at once, then killed at once, and a spare takes over. A
+    target that does not exist is an error that names what exists. Workers, an agent, a supervisor, the controller and
+    the store, named by rank, by node or as a spare, are stopped, continued or killed; new ones replace them, and the
+    job ends with 0."""
     played = play("local", spares=2)
     runs(played, gate, cycle=0)
     assert failure(played, "kill_worker", rank=2) == "main-0 has no rank 2: its world has 2 ranks now"
@@ -214,8 +216,8 @@ def test_faults_strike_whom_they_name(play, gate):
 
 
 def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
-    """`scancel` is SIGTERM to a local job's batch host, which takes it: the job ends with 143. What still runs until
-    then is told by name."""
+    """On a local job, the fault `scancel` sends SIGTERM to the batch host, and the job ends with 143. Before that,
+    `gone` names each process that still runs."""
     played = play("local")
     runs(played, gate, cycle=0)
     left = " ".join(played.stage.gone(played.job, 0.0))
@@ -225,16 +227,16 @@ def test_batch_host_takes_the_signals_that_scancel_sends(play, gate):
 
 
 def test_killed_batch_host_takes_all_along(play, gate):
-    """With the batch host dies the control plane, and its agents leave: nothing is left."""
+    """When the batch host is killed, the control plane dies with it and the agents leave: no process is left."""
     played = play("local", nodes=1, spares=0)
     runs(played, gate, cycle=0, count=1)
     assert "the batch host" in played.inject("kill_batch_host").proof
     assert played.end() == 75
 
 
-def test_disk_is_full_and_the_stores_password_another(play, gate):
-    """The disk is full to the last byte, as statvfs says, and has room again; the store refuses the old password,
-    until it is killed and starts again with that one. The job goes on."""
+def test_disk_is_filled_and_the_stores_password_is_revoked(play, gate):
+    """The disk is filled to the last byte, by statvfs, and freed again. The store refuses the old password until it
+    is killed and starts again with that password. The job goes on."""
     played = play("local", nodes=1, spares=0, disk_bytes=4 << 20)
     runs(played, gate, cycle=0, count=1)
     assert "nothing to free" in failure(played, "free_disk")
@@ -248,8 +250,8 @@ def test_disk_is_full_and_the_stores_password_another(play, gate):
 
 
 def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
-    """A node with a network of its own is cut off, loses its ranks, and is healed; beats and journal come from inside
-    all the while."""
+    """On nodes with networks of their own, one link is slowed and another cut; the node that is cut off loses its
+    ranks, and both links are healed. Heartbeats and journal are read from inside the network all the while."""
     (tmp_path / "go").touch()
     command = ["sh", "-c", "while test -e go; do sleep 0.1; done"]
     played = play("local", own_network=True, job={"command": command, "workdir": str(tmp_path)})
@@ -271,18 +273,18 @@ def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
 
 @pytest.fixture(scope="module")
 def site():
-    """A Slurm that stands for the site's."""
+    """A Slurm in the role of a site's own."""
     with DevCluster.up(name=f"test-site-{os.getpid()}", nodes=3) as cluster:
         yield cluster
 
 
 @pytest.mark.slurm
 def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
-    """A killed node's ranks move to a spare, a frozen one's too; restored, Slurm uses them again. A node that the
-    cluster does not have is named, also while the job waits."""
+    """The ranks of a killed node and of a frozen node move to spares. Slurm uses both nodes again once they are
+    restored. A node that the cluster does not have is an error that names it, also while the job is pending."""
     played = play("dev", spares=2)
     runs(played, gate, cycle=0)
-    pending = Scene(played.job, played.folder, JobTopology(played.folder.read_plan()), {})  # it knows no node
+    pending = Scene(played.job, played.folder, JobTopology(played.folder.read_plan()), {})  # it has no node yet
     with pytest.raises(FaultFailed, match="has no node 'n9'; it has n1, n2"):
         played.stage.inject("kill_node", {"node": "n9"}, pending)
     hit = played.inject("kill_node", of_rank=1)
@@ -298,7 +300,8 @@ def test_nodes_of_a_development_cluster_die_freeze_and_come_back(play, gate):
 
 @pytest.mark.slurm
 def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
-    """Slurm's own answer is the proof: drained, in use again, down; of a time limit that comes nearer, too."""
+    """The proof is Slurm's own answer: for a node that is drained, resumed or down, and for a shortened time
+    limit."""
     played = play("dev", faults=[fault("down_node", 1, of_rank=1)], job={"slurm": {"time": "10m"}})
     runs(played, gate, cycle=0)
     assert "TimeLimit=00:02:00" in played.inject("shorten_time_limit", to=90.0).proof
@@ -313,8 +316,8 @@ def test_slurm_drains_a_node_gives_it_up_and_takes_it_back(play, gate):
 
 @pytest.mark.slurm
 def test_job_is_preempted_requeued_and_cancelled(play, gate):
-    """A job that comes first takes the nodes, and the flow needs no settings for that; released, the job runs again
-    at once; requeued, it is back in the queue; cancelled, it ends."""
+    """A job of higher priority takes the nodes, without settings in the flow. After `release` the flow's job runs
+    again at once, after `requeue` it is back in the queue, after `scancel` it ends."""
     played = play("dev", nodes=1, spares=0, faults=[fault("preempt", 1)])
     runs(played, gate, cycle=0, count=1)
     assert "came first" in played.inject("preempt").proof
@@ -329,9 +332,9 @@ def test_job_is_preempted_requeued_and_cancelled(play, gate):
 
 
 @pytest.mark.slurm
-def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatch, tmp_path):
-    """Whoever owns a job may run one more step beside it: signals and their proofs go that way, one node's all at
-    once too."""
+def test_on_a_sites_slurm_a_step_of_the_job_injects_the_faults(play, gate, site, monkeypatch, tmp_path):
+    """The owner of a job may run one more step in it: that step sends the signals and returns their proofs, also for
+    all processes of a node at once."""
     for variable, value in site.environment().items():
         monkeypatch.setenv(variable, value)
     played = play("slurm")
@@ -376,8 +379,8 @@ def test_on_a_sites_slurm_a_step_of_the_job_strikes(play, gate, site, monkeypatc
         ("local", {"faults": [fault("kill_node", 9, batch_host=True)]}, ":9: kill_node.batch_host: a node that the"),
     ],
 )
-def test_what_a_stage_cannot_do_is_said_before_anything_starts(gate, tmp_path, stage, options, message):
-    """Each is one error that names the line of the flow, and the stages that can."""
+def test_what_a_stage_cannot_do_is_an_error_before_anything_starts(gate, tmp_path, stage, options, message):
+    """Each such need is one error that names the line of the flow, and the stages that can meet it."""
     flow = flow_of(gate, tmp_path, **{"settings": {}, **options})
     with pytest.raises(ConfigError) as raised:
         check(flow, stage)

@@ -1,7 +1,8 @@
-"""Training scripts as their frameworks' users write them: a worker and a node are killed, and the loss is as without.
+"""Training scripts as users of the frameworks write them: after the death of a worker and of a node, the loss is that
+of a clean run.
 
-The clean run is torchrun's. The struck one is a job of two nodes and a hot spare, whose workers' environment has what
-Slurm gives to a step of one task a node.
+The clean run uses torchrun. The run with faults is a job of two nodes and a hot spare, whose workers have the
+variables that Slurm gives to a step with one task per node.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ SLURM |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODELIST": "n[1-3]",
 def test_framework_ends_with_the_clean_loss_after_a_lost_worker_and_a_lost_node(
     run_local, tmp_path, script, needs, steps
 ):
-    """`steps`: where each start begins, by what it finds. Neither failure is taken for another, nor counted twice."""
+    """Each start begins at its step of `steps`, from the checkpoint that it finds. Each of the two failures is
+    counted once and as what it is."""
     if importlib.util.find_spec(needs) is None and "CI" not in os.environ:
         pytest.skip(f"{needs} is not installed; `make test-torch` installs it")
     (clean := tmp_path / "clean").mkdir()
@@ -67,7 +69,7 @@ def test_framework_ends_with_the_clean_loss_after_a_lost_worker_and_a_lost_node(
         started = job.expect(WorkersStarted, cycle=cycle, node="n2")
         if cycle == 0:
             if needs == "transformers":
-                (struck / "checkpoints" / "checkpoint-6").mkdir()  # what a rank leaves that is killed while it saves
+                (struck / "checkpoints" / "checkpoint-6").mkdir()  # left by a rank that is killed while it saves
             os.kill(started.pids[1], signal.SIGKILL)
         else:
             job.kill_node("n2")
@@ -82,7 +84,7 @@ def test_framework_ends_with_the_clean_loss_after_a_lost_worker_and_a_lost_node(
 
 
 def wait_for(mark: Path, job: RunningJob) -> None:
-    """Until the last rank holds."""
+    """Wait until the last rank has stopped at its step."""
     clock = SystemClock()
     deadline = clock.monotonic() + STARTS_S
     while not mark.exists():

@@ -1,4 +1,4 @@
-"""Restarts in process under our agent: it hears of each, does nothing for it, and acts when a process is gone."""
+"""Restarts in process under an agent: each is reported to the agent, which acts only when a process is gone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wrapped_plan(
     prewarm: PrewarmSpec | None = None,
     **bounds: Any,
 ) -> Plan:
-    """A plain job of wrapped workers: two, one a node, unless the test says otherwise."""
+    """A plain job of wrapped workers: two of them, one per node, by default."""
     command = (sys.executable, str(WORKER), str(gate.port), *words)
     role = RolePlan(name="main", command=command, nodes_per_replica=nodes, workers_per_node=workers, prewarm=prewarm)
     return plan_of(base, role, spares=spares, **bounds)
@@ -60,7 +60,7 @@ def restarts(job: RunningJob) -> list[RestartedInProcess]:
 
 
 def replays(job: RunningJob, plan: Plan) -> bool:
-    """The journal, fed through the core again, leads to the same decisions."""
+    """Whether a replay of the journal through the core leads to the same decisions."""
     return replay(plan, job.entries).parting is None
 
 
@@ -69,7 +69,7 @@ def monitor_of(worker: Waiting) -> int:
 
 
 def shown(job: RunningJob, *command: str) -> str:
-    """What the user's command says of the job."""
+    """The output of a user's command on the job."""
     where = [job.folder.job_id, "--folder", str(job.folder.path.parent)]
     done = CliRunner().invoke(cli, [*command, *where], standalone_mode=False)
     assert done.exit_code == 0, done.output
@@ -79,8 +79,8 @@ def shown(job: RunningJob, *command: str) -> str:
 # ------------------------------------------------------------------------------------------- the channel
 
 
-def test_what_a_rank_tells_reaches_the_journal_and_changes_nothing(run_local, gate, tmp_path):
-    """One datagram, of 16,384 ranks too, becomes one fact: no decision follows, and replay agrees."""
+def test_what_a_rank_reports_reaches_the_journal_and_changes_nothing(run_local, gate, tmp_path):
+    """Each datagram, also one of 16,384 ranks, becomes one fact. No decision follows, and a replay agrees."""
     plan = wrapped_plan(gate, tmp_path, "tells:2:16384", nodes=1)
     job = run_local(plan)
     gate.wait(1, cycle=0)[0].go()
@@ -97,7 +97,7 @@ def test_what_a_rank_tells_reaches_the_journal_and_changes_nothing(run_local, ga
 
 
 def test_a_storm_of_restarts_is_counted_and_does_not_fill_the_journal(run_local, gate, tmp_path):
-    """None is lost at the end of the job, and few entries tell of all of them."""
+    """Fewer than 20 journal entries count all 100 restarts; none is lost at the end of the job."""
     job = run_local(wrapped_plan(gate, tmp_path, "tells:100:2", nodes=1))
     gate.wait(1, cycle=0)[0].go()
     assert job.finish() == 0
@@ -109,9 +109,10 @@ def test_a_storm_of_restarts_is_counted_and_does_not_fill_the_journal(run_local,
 
 
 def test_an_exception_restarts_in_process_and_the_agents_do_nothing(run_local, gate, tmp_path):
-    """The same processes, the same cycle, no restart spent; the journal has each with its cause and its phases. On
-    each node a file says where the job's store is, for its owner only; it goes with the job. Killed between two
-    restarts, the store comes back with what it held: the group goes on in the same call."""
+    """Processes and cycle stay the same, no restart of the budget is spent, and the journal has each restart with its
+    cause and phases. On each node a file that only its owner can read has the address of the job's store; it is
+    removed with the job. A store that is killed between two restarts comes back with its data, and the group goes on
+    in the same call."""
     plan = wrapped_plan(gate, tmp_path)
     job = run_local(plan)
     workers = gate.wait(2, cycle=0)
@@ -137,10 +138,10 @@ def test_an_exception_restarts_in_process_and_the_agents_do_nothing(run_local, g
     assert not path.exists()
 
 
-def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gate, tmp_path):
-    """SIGKILL: the agent replaces all of the cycle, the ranks' wrappers stand aside, no monitor is left, and the new
-    group begins at its first iteration. A frozen monitor holds nothing that the agent waits for: the failure is told,
-    and the teardown ends it too. Each fault has one restart."""
+def test_a_killed_worker_after_a_restart_in_process_is_replaced_by_the_agents(run_local, gate, tmp_path):
+    """After SIGKILL of a worker, the agents replace all workers of the cycle, the wrappers do not restart in process,
+    no monitor is left, and the new group begins at its first iteration. A frozen monitor does not delay the agent:
+    the failure is reported, and the teardown kills the monitor too. Each fault has one restart."""
     plan = wrapped_plan(gate, tmp_path, teardown__grace=1.0)
     job = run_local(plan)
     before = gate.wait(2, cycle=0)
@@ -170,8 +171,8 @@ def test_a_killed_worker_after_a_restart_in_process_is_the_agents(run_local, gat
 
 
 def test_a_warm_worker_restarts_in_process(run_local, gate, tmp_path):
-    """A fork of the process that has imported the wrapper is restarted in process as any other worker; and after a
-    death the next ones are forked from it again."""
+    """A worker that is forked from a warm process with the wrapper imported restarts in process as any other worker.
+    After a death the next workers are forked from the warm process again."""
     warm = PrewarmSpec(imports=("nvrx_slurm.inprocess",))
     job = run_local(wrapped_plan(gate, tmp_path, prewarm=warm))
     for node in ("n1", "n2"):
@@ -196,8 +197,8 @@ def test_a_warm_worker_restarts_in_process(run_local, gate, tmp_path):
 
 
 def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_local, gate, tmp_path):
-    """All of a node is gone at once, monitor too: a spare takes its rank, and the others restart with it. A killed
-    agent leaves nothing behind either, though monitors are in sessions of their own and deaf to signals."""
+    """All processes of a node die at once, the monitor too: a spare takes its rank, and the others restart with it. A
+    killed agent leaves no process behind either, although monitors have sessions of their own and ignore signals."""
     job = run_local(wrapped_plan(gate, tmp_path, spares=2))
     before = gate.wait(2, cycle=0)
     before[0].go(RAISE)
@@ -218,7 +219,8 @@ def test_a_lost_node_after_a_restart_in_process_is_replaced_by_a_hot_spare(run_l
 
 
 def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_local, gate, tmp_path):
-    """SystemExit with a code is no Exception: the rank leaves, its process ends, and the agent starts all again."""
+    """SystemExit with a code is no Exception: the rank leaves its group, its process ends, and the agent restarts
+    all."""
     job = run_local(wrapped_plan(gate, tmp_path, "exits", **ONE_NODE))
     before = gate.wait(2, cycle=0)
     before[1].go(7)
@@ -230,7 +232,7 @@ def test_a_worker_that_leaves_its_group_is_replaced_not_restarted_without(run_lo
 
 
 def test_a_rank_that_is_unfit_is_replaced_not_restarted_without(run_local, gate, tmp_path):
-    """What it raised in Finalize ends its process: for this one fault too there is one restart, by the agents."""
+    """An exception in Finalize ends the rank's process. This fault, too, has exactly one restart, by the agents."""
     job = run_local(wrapped_plan(gate, tmp_path, "unfit:1", **ONE_NODE))
     gate.wait(2, cycle=0)[0].go(RAISE)
     failed = job.expect(WorkerFailed, cycle=0)
@@ -242,10 +244,10 @@ def test_a_rank_that_is_unfit_is_replaced_not_restarted_without(run_local, gate,
     assert (restarts(job), len(job.said(RestartDecided))) == ([], 1)
 
 
-def test_a_process_that_obeys_nothing_is_ended_and_the_agents(run_local, gate, tmp_path):
-    """Soft timeout: a function that makes no progress is restarted in process; it is not the agent's as long as the
-    process obeys. Hard timeout: its monitor ends it, and the agent replaces it; nobody restarts without it
-    meanwhile."""
+def test_a_process_past_its_hard_timeout_is_replaced_by_the_agents(run_local, gate, tmp_path):
+    """Soft timeout: a function without progress restarts in process, without the agent, as long as its process
+    reacts. Hard timeout: the monitor ends the process, and the agent replaces it; meanwhile no rank restarts without
+    it."""
     job = run_local(wrapped_plan(gate, tmp_path, "hasty", **ONE_NODE))
     workers = gate.wait(2, cycle=0)
     assert "soft_timeout" in job.expect(RestartedInProcess, cycle=0).restart.cause
@@ -260,11 +262,11 @@ def test_a_process_that_obeys_nothing_is_ended_and_the_agents(run_local, gate, t
     assert all(record.restart.lost == 0 for record in restarts(job))
 
 
-# ------------------------------------------------------------------------------------------- without the others
+# --------------------------------------------------------------------- without agents, with a site's store
 
 
-def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, tmp_path):
-    """The agents are frozen while the group restarts and comes to its end; what they missed they say in order."""
+def test_a_restart_needs_no_agent_and_is_reported_once_it_is_back(run_local, gate, tmp_path):
+    """The agents are frozen while the group restarts and ends. Once continued, they report both, in order."""
     words = (f"marks:{tmp_path}",)
     job = run_local(wrapped_plan(gate, tmp_path, *words, fence_timeout=60.0, heartbeat__timeout=60.0))
     workers = gate.wait(2, cycle=0)
@@ -273,7 +275,7 @@ def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, t
     agents = [job.agent_pid(node) for node in ("n1", "n2")]
     send_all(agents, signal.SIGSTOP)
     workers[1].go(RAISE)
-    until(lambda: all((tmp_path / f"1.{rank}").exists() for rank in workers), "all have begun again")
+    until(lambda: all((tmp_path / f"1.{rank}").exists() for rank in workers), "all ranks to begin again")
     gate.open()
     wait_gone([worker.pid for worker in workers.values()])
     send_all(agents, signal.SIGCONT)
@@ -284,7 +286,7 @@ def test_a_restart_needs_no_agent_and_is_told_once_it_is_back(run_local, gate, t
 
 
 def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
-    """With `store.url` the ranks meet there, by the password that only the job's owner can read."""
+    """With `store.url` the ranks meet on the site's store, with the password that only the job's owner can read."""
     server = Valkey(tmp_path / "site", "secret")
     try:
         plan = wrapped_plan(gate, tmp_path, **ONE_NODE)
@@ -303,7 +305,8 @@ def test_the_sites_own_store_serves_the_group_too(run_local, gate, tmp_path):
 
 
 def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate, tmp_path):
-    """Nor is the group's first step after it late: it has the time of a start-up."""
+    """A restart in process may take longer than the step timeout. The group's first step after it has the startup
+    timeout."""
     job = run_local(wrapped_plan(gate, tmp_path, "once", "slow:8", hang=HangSpec(step_timeout=5.0), **ONE_NODE))
     gate.wait(2, cycle=0)
     assert job.finish() == 0
@@ -313,7 +316,7 @@ def test_a_restart_that_takes_longer_than_a_step_may_is_no_hang(run_local, gate,
 
 
 def test_a_worker_that_hangs_after_a_restart_is_found(run_local, gate, tmp_path):
-    """The deadlines run again: a function that does not get to its first step is a hang."""
+    """The deadlines apply again after the restart: a function that does not reach its first step is a hang."""
     job = run_local(wrapped_plan(gate, tmp_path, hang=HangSpec(startup_timeout=8.0), **ONE_NODE))
     gate.wait(2, cycle=0)[1].go(RAISE)
     job.expect(RestartedInProcess, cycle=0)

@@ -1,4 +1,5 @@
-"""examples/inprocess as its users start it: real processes, real faults, and the training goes on inside of them."""
+"""examples/inprocess as its users start it: real processes, real faults, and the training goes on in the same
+processes."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from tests.slurm_harness import CLI
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inprocess"
 WORLD, DDP_WORLD = 4, 3
 LONGEST_S = 400
-"""Eight processes import torch: half a minute on two idle cores, and several where others need them too."""
+"""Eight processes import torch: half a minute on two idle cores, several minutes on busy ones."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a training has said, and where it has left its result."""
+    """What a training has printed, and where its result is."""
 
     code: int
     lines: list[str]
@@ -45,7 +46,7 @@ class Told:
 
 
 def run(command: list[str], folder: Path, **environment: str) -> Told:
-    """To its end; nothing of it is left, even if that never comes."""
+    """Run the command to its end. No process of it is left, even if it does not end in time."""
     with subprocess.Popen(
         [sys.executable, *command],
         env=os.environ | {"PYTHONUNBUFFERED": ""} | environment,  # else a line and its end are written apart
@@ -67,7 +68,7 @@ def run(command: list[str], folder: Path, **environment: str) -> Told:
 
 
 def launched(script: str, folder: Path, *options: str, world: int = WORLD) -> Told:
-    """By the example's own launcher, which lets the others live when a process dies."""
+    """Run the script by the example's own launcher, which leaves the other processes alive when one dies."""
     place = ["--checkpoint-dir", str(folder)]
     return run([str(EXAMPLES / "launch.py"), str(world), str(EXAMPLES / script), *options, *place], folder)
 
@@ -77,7 +78,8 @@ def faults(*asked: str) -> list[str]:
 
 
 def assert_kinds(told: Told, *kinds: str) -> None:
-    """So many restarts, each of which tells of a fault of its kind (and perhaps of others that followed from it)."""
+    """Assert one restart per kind, each of which names a fault of its kind (and perhaps others that followed from
+    it)."""
     restarts = told.those("timeline")
     assert len(restarts) == len(kinds), restarts
     assert [kind for kind, line in zip(kinds, restarts, strict=True) if f"{kind} on rank" not in line] == []
@@ -88,7 +90,7 @@ def assert_kinds(told: Told, *kinds: str) -> None:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """A training that nothing happened to."""
+    """A training without a fault."""
     told = launched("digits.py", tmp_path_factory.mktemp("clean"), "--steps", "100")
     assert told.code == 0
     assert not told.those("timeline")
@@ -96,7 +98,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_a_training_that_raised_and_hung_ends_as_if_nothing_had_happened(clean, tmp_path):
-    """Two restarts inside the processes: every bit of the result is the same."""
+    """The training restarts inside its processes, and every bit of the result is the same."""
     asked = faults("raise:1:35", "hang:3:65", "raise:0:85")
     told = launched("digits.py", tmp_path, "--steps", "100", *asked)
     assert told.code == 0
@@ -105,8 +107,8 @@ def test_a_training_that_raised_and_hung_ends_as_if_nothing_had_happened(clean, 
     assert_kinds(told, "exception", "soft_timeout", "exception")
 
 
-def test_a_killed_process_is_missed_by_nobody(clean, tmp_path):
-    """The other three go on from the last checkpoint, to the same end but for rounding."""
+def test_a_training_goes_on_without_a_killed_process(clean, tmp_path):
+    """The other three ranks go on from the last checkpoint, to the same result except for rounding."""
     told = launched("digits.py", tmp_path, "--steps", "100", *faults("kill:0:55"))
     assert told.code == 0
     assert told.result == pytest.approx(clean.result | {"world_size": WORLD - 1}, rel=1e-6)
@@ -115,8 +117,9 @@ def test_a_killed_process_is_missed_by_nobody(clean, tmp_path):
     assert "the process that began as rank 0 was killed by SIGKILL" in told.lines
 
 
-def test_under_an_agent_a_death_is_the_agents_and_all_else_stays_in_the_processes(tmp_path):
-    """job.yaml as it is: both levels stand in one journal, each fault is mended once, and the result is the same."""
+def test_under_an_agent_only_a_death_is_handled_by_the_agent(tmp_path):
+    """With job.yaml as it is, one journal has the restarts of both levels, each fault is repaired once, and the
+    result is the same."""
     jobs = tmp_path / "jobs"
     shutil.copytree(EXAMPLES.parent, tmp_path / "examples", ignore=shutil.ignore_patterns("checkpoints"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -146,7 +149,7 @@ def test_under_an_agent_a_death_is_the_agents_and_all_else_stays_in_the_processe
 
 @pytest.fixture(scope="module")
 def clean_ddp(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """A training that nothing happened to."""
+    """A DDP training without a fault."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
         pytest.skip("torch is not installed; `make test-torch` installs it")
     told = launched("ddp.py", tmp_path_factory.mktemp("clean"), world=DDP_WORLD)
@@ -157,7 +160,8 @@ def clean_ddp(tmp_path_factory: pytest.TempPathFactory) -> Told:
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)  # each rank imports torch, all at once
 def test_ddp_survives_an_exception_a_hang_and_a_kill(clean_ddp, tmp_path):
-    """All three in one run, in the same processes; those who are left end as a run without faults does."""
+    """All three faults happen in one run, in the same processes. The ranks that are left end with the result of a run
+    without faults."""
     told = launched("ddp.py", tmp_path, *faults("raise:1:25", "hang:2:45", "kill:0:65"), world=DDP_WORLD)
     assert told.code == 0
     assert told.result == pytest.approx(clean_ddp.result | {"world_size": DDP_WORLD - 1}, rel=1e-5)
@@ -169,7 +173,7 @@ def test_ddp_survives_an_exception_a_hang_and_a_kill(clean_ddp, tmp_path):
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
 def test_ddp_restarts_inside_of_torchruns_workers(clean_ddp, tmp_path):
-    """torchrun sees workers that go on, and restarts none; the result is the same but for rounding."""
+    """torchrun's workers run on, and it restarts none of them; the result is the same except for rounding."""
     nodes = ["--standalone", f"--nproc-per-node={DDP_WORLD}"]
     command = ["-m", "torch.distributed.run", *nodes, str(EXAMPLES / "ddp.py"), *faults("raise:1:25", "hang:2:45")]
     told = run([*command, "--checkpoint-dir", str(tmp_path)], tmp_path, OMP_NUM_THREADS="1")
@@ -207,8 +211,8 @@ meet()
 
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
-def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
-    """One hangs before init_process_group, the others in it: in the next iteration all meet."""
+def test_ranks_that_were_interrupted_while_they_met_meet_again(clean_ddp, tmp_path):
+    """One rank hangs before init_process_group, the others hang in it. In the next iteration all of them meet."""
     script = tmp_path / "meet.py"
     script.write_text(STRUCK_WHILE_THEY_MEET)
     told = run([str(EXAMPLES / "launch.py"), str(DDP_WORLD), str(script), "", str(tmp_path)], tmp_path)
@@ -221,13 +225,14 @@ def test_ranks_that_were_struck_while_they_met_meet_again(clean_ddp, tmp_path):
 SCRIPT = Path(__file__).parents[1] / "nvrx_script.py"
 THEIRS, OURS = "import nvidia_resiliency_ext.inprocess as inprocess", "import nvrx_slurm.inprocess as inprocess"
 EXCEPTIONS = "WORKLOAD_EXC:1,ASYNC_EXC:1,SIGNAL_EXC:1"
-# Each in an iteration of its own: while all meet again, only a timeout of torch ends their wait for one that dies.
+# Each in an iteration of its own: while the ranks meet again, only a timeout of torch ends their wait for a dead
+# rank.
 # The last two hang, and end together.
 DEATHS = "SIGINT:1,SIGTERM:2,OS_ABORT:3,SEGFAULT:4,SIGKILL:5,LOCK_GIL:6+SIGSTOP:7"
 
 
 def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Told:
-    """Of the whole script the import alone is another."""
+    """Run the whole script with only its import changed."""
     has_wheels = sys.version_info < (3, 13)
     if importlib.util.find_spec("nvidia_resiliency_ext") is None and ("CI" not in os.environ or not has_wheels):
         pytest.skip("nvidia-resiliency-ext is not installed; `make test-torch` installs it, before Python 3.13")
@@ -236,7 +241,8 @@ def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Tol
     script = folder / "script.py"
     script.write_text(text.replace(THEIRS, OURS))
     command = [str(EXAMPLES / "launch.py"), str(world), str(script), str(folder), form, "20", faults]
-    # Its TCPStore listens at the next port, once torch is imported: a connection of another test must not take that.
+    # The script's TCPStore listens at the next port once torch is imported; a connection of another test must not
+    # take that port.
     port = free_ports(1)[0] - 1
     return run(command, folder, PYTHONPATH=str(SCRIPT.parents[1]), OMP_NUM_THREADS="1", MASTER_PORT=str(port))
 
@@ -244,7 +250,7 @@ def with_import_changed(folder: Path, form: str, faults: str, world: int) -> Tol
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
 def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp_path):
-    """All but those of GPUs: three exceptions, and seven deaths, of which each costs one rank."""
+    """All faults except those of GPUs: three exceptions, and seven deaths, each of which costs one rank."""
     told = with_import_changed(tmp_path, "basic", f"{EXCEPTIONS},{DEATHS}", world=8)
     assert told.code == 0
     assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 9 with 1 ranks"]
@@ -261,7 +267,8 @@ def test_script_of_nvidia_resiliency_ext_survives_each_fault_of_its_injector(tmp
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
 def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
-    """As their example of the best usage: model, optimizer and torch's store outlive the restarts."""
+    """As in nvidia-resiliency-ext's example of optimal usage, model, optimizer and torch's store outlive the
+    restarts."""
     told = with_import_changed(tmp_path, "optimal", "WORKLOAD_EXC:1", world=2)
     assert told.code == 0
     assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 1 with 2 ranks"]
@@ -270,8 +277,8 @@ def test_script_that_wraps_the_loop_alone_keeps_its_own_store(tmp_path):
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
 def test_script_with_every_callback_and_a_tree_of_hosts_goes_on_with_its_reserve(tmp_path):
-    """As their advanced example: a host of two that has lost one rank is put out as a whole, and the host in reserve
-    takes its place; an exception before that restarts all."""
+    """As in nvidia-resiliency-ext's advanced example, a host of two ranks that has lost one is excluded as a whole,
+    and the host in reserve takes its place. An exception before that restarts all ranks."""
     told = with_import_changed(tmp_path, "advanced", "WORKLOAD_EXC:3,SIGKILL:1", world=6)
     assert [line.partition(", loss")[0] for line in told.those("done")] == ["done in iteration 2 with 4 ranks"]
     assert "the process that began as rank 1 was killed by SIGKILL" in told.lines
@@ -283,8 +290,9 @@ def test_script_with_every_callback_and_a_tree_of_hosts_goes_on_with_its_reserve
 @pytest.mark.torch
 @pytest.mark.timeout(LONGEST_S + 40)
 @pytest.mark.parametrize("seed", range(2))
-def test_script_that_is_struck_at_random_ends_as_one_that_is_not(tmp_path, seed):
-    """As the application of their tests: exceptions of all three kinds, on any rank, in any order."""
+def test_script_with_random_faults_ends_as_one_without(tmp_path, seed):
+    """As in the application of nvidia-resiliency-ext's tests, exceptions of all three kinds happen on any rank, in
+    any order. The loss is that of a run without faults."""
     chance = random.Random(seed)
     kinds = chance.sample(["WORKLOAD_EXC", "ASYNC_EXC", "SIGNAL_EXC"], k=3)
     struck = ",".join(f"{kind}:{chance.randrange(3)}" for kind in kinds)

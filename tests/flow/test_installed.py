@@ -59,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `nvrx-slurm` of a new environment. The core's packages are links to those of the tests' own environment, so
-    the index is not needed."""
+    that no package index is needed."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     (site,) = (folder / "lib").glob("python*/site-packages")
@@ -86,8 +86,8 @@ def call(installed: Path, folder: Path, *arguments: str) -> subprocess.Completed
     )
 
 
-def test_no_extra_is_there(installed: Path) -> None:
-    """The environment holds what the core requires, and none of the extras' packages."""
+def test_no_extra_is_installed(installed: Path) -> None:
+    """The environment has the packages that the core requires, and none of the extras' packages."""
     code = f"import importlib.util as u; print([n for n in {sorted(EXTRAS)} if u.find_spec(n)])"
     done = subprocess.run([installed.with_name("python"), "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -105,8 +105,8 @@ def test_a_job_from_init_to_status(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: Path, tmp_path: Path) -> None:
-    """`nvrx-slurm demo` from beginning to end: a node is killed, every bit is the same, and nothing is kept but
-    the page that shows the job."""
+    """`nvrx-slurm demo` from beginning to end: a node is killed, every bit of the result is the same, and only the
+    page of the job is kept."""
     done = subprocess.run(
         [installed, "demo"], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=110
     )
@@ -120,7 +120,7 @@ def test_the_demo_ends_with_the_same_result_with_and_without_a_death(installed: 
 
 
 def test_an_interrupted_demo_leaves_nothing(installed: Path, tmp_path: Path) -> None:
-    """Ctrl-C while it trains: 130, no process, no file, no traceback."""
+    """Ctrl-C during the training: the demo exits with 130, without a traceback, and leaves no process and no file."""
     demo = subprocess.Popen(
         [installed, "demo"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
@@ -137,7 +137,7 @@ def test_an_interrupted_demo_leaves_nothing(installed: Path, tmp_path: Path) -> 
 
 
 def test_logs_are_judged_without_vectorscan(installed: Path, tmp_path: Path) -> None:
-    """`analyze` finds a cause, and one line says that Python searches."""
+    """`analyze` finds a cause, and one line says that Python searches for the rules."""
     (tmp_path / "rank0.log").write_text(
         "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     )

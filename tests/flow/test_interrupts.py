@@ -1,4 +1,4 @@
-"""Who interrupts a job twice does not want to wait."""
+"""A second signal ends a job without waiting for the teardown."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.waiting import until
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_second_signal_does_not_wait_for_the_teardown(run_local, gate, tmp_path, number, code):
-    """Workers that ignore the stop signal, and have an hour, are killed at the second signal; the exit code is the
-    first one's."""
+    """Workers that ignore the stop signal, and have an hour of grace, are killed at the second signal. The exit code
+    is that of the first signal."""
     role = RolePlan(name="main", command=gate_command(gate, STUBBORN), workers_per_node=2)
     job = run_local(plan_of(tmp_path, role, teardown__grace=3600.0))
     workers = gate.wait(2, cycle=0)

@@ -22,7 +22,7 @@ def job_yaml(folder: Path, grace: str) -> Path:
 
 
 def test_submit_says_what_kill_wait_leaves(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """One line on stderr tells the grace, KillWait and what workers get; the job is submitted all the same."""
+    """One line on stderr has the grace, KillWait and the time that workers get. The job is submitted anyway."""
     path = job_yaml(tmp_path, "1m")
     done = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment())
     left = f"{grace_within(KILL_WAIT_S):g}s"
@@ -33,8 +33,8 @@ def test_submit_says_what_kill_wait_leaves(healthy_cluster: DevCluster, tmp_path
     ) in done.stderr
 
 
-def test_a_grace_that_fits_is_not_worth_a_word(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """Nothing is said of KillWait, and the batch host keeps it for the agents in job.json."""
+def test_a_grace_that_fits_is_not_mentioned(healthy_cluster: DevCluster, tmp_path: Path) -> None:
+    """`submit` prints nothing about KillWait, and the batch host writes KillWait to job.json for the agents."""
     path = job_yaml(tmp_path, "1s")
     done = nvrx("submit", path.name, cwd=tmp_path, env=healthy_cluster.environment())
     assert "KillWait" not in done.stderr

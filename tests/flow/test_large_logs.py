@@ -1,4 +1,4 @@
-"""A job whose ranks have printed a lot: their agents read the logs, and the broker judges by what they found."""
+"""A job with large logs: the agents read the logs, and the broker decides by what they have found."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if os.environ["RANK"] == "0":
 open(sys.argv[1]).close()
 {{}}["lr"]
 """
-"""Rank 1 fails once rank 0 has printed, too: each blocks until the other has opened the FIFO."""
+"""Rank 1 fails only once rank 0, too, has printed: each blocks until the other has opened the FIFO."""
 
 
 def test_agents_read_the_logs_of_a_large_job(run_local, tmp_path):
-    """The verdict is that of the logs."""
+    """The verdict names the fault in rank 1's log, and is made from the findings of both agents."""
     os.mkfifo(tmp_path / "printed")
     role = RolePlan(
         name="main", nodes_per_replica=NODES, command=(sys.executable, "-c", PRINTS, str(tmp_path / "printed"))

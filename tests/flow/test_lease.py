@@ -1,4 +1,4 @@
-"""A job whose lease nobody renews ends itself, on real processes."""
+"""A job whose lease is not renewed ends itself; on real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 4.0
 
 
 class Owner:
-    """Touches the lease, ten times within its timeout, until it goes."""
+    """Touches the lease file ten times per timeout, until `go` is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class Owner:
         self._thread.join()
 
     def touches(self, count: int) -> None:
-        """Wait until it has touched the file so often."""
+        """Wait for `count` more touches of the file."""
         for _ in range(count):
             assert self._touches.acquire(timeout=WAIT_S)
 
@@ -43,7 +43,7 @@ class Owner:
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
-    """Whoever wants the job."""
+    """The owner of the job, which renews its lease."""
     owner = Owner(tmp_path / "lease")
     yield owner
     owner.go()
@@ -55,7 +55,8 @@ def leased(gate, tmp_path):
 
 
 def test_job_goes_on_while_its_lease_is_touched_and_ends_when_it_is_not(run_local, gate, tmp_path, owner):
-    """Workers outlive the lease's timeout while somebody touches the file; when nobody does, the job ends: 143."""
+    """Workers run for longer than the lease's timeout while the owner touches the file. Once it stops, the job ends
+    with 143."""
     job = run_local(leased(gate, tmp_path))
     gate.wait(2, cycle=0)
     owner.touches(20 + 10)  # two timeouts' worth since the start, and more
@@ -69,7 +70,8 @@ def test_job_goes_on_while_its_lease_is_touched_and_ends_when_it_is_not(run_loca
 
 
 def test_job_whose_owner_was_gone_before_it_started_runs_nothing(run_local, gate, tmp_path):
-    """It was in the queue meanwhile: the file is there, nobody touches it, and no agent and no worker starts."""
+    """The owner ended while the job was in the queue: the lease file exists, no process touches it, and no agent and
+    no worker starts."""
     (tmp_path / "lease").touch()
     job = run_local(leased(gate, tmp_path))
     assert job.finish() == 143
@@ -78,7 +80,7 @@ def test_job_whose_owner_was_gone_before_it_started_runs_nothing(run_local, gate
 
 
 def test_job_that_is_cancelled_while_its_controller_starts_ends_at_once(run_local, gate, tmp_path):
-    """The signal waits until the controller can take it: it neither kills the controller nor is it lost."""
+    """A signal to the job waits until the controller can handle it: it neither kills the controller nor is lost."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0))
     while not job.folder.store_dir.exists():
         assert job.process.poll() is None

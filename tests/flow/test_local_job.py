@@ -31,8 +31,8 @@ def ready(job, gate, *, nodes, workers=2, cycle=0):
 
 
 def test_job_runs_to_its_end_with_torchruns_environment(run_local, gate, tmp_path):
-    """Every rank sees what torchrun would give it; all done, spares included: exit code 0. Meanwhile the store's
-    password stands in one 0600 file, in no command line, log or journal."""
+    """Every rank has the environment that torchrun would give it. Once all are done, the job, spares included, ends
+    with 0. Until then the store's password is in one 0600 file, and in no command line, log or journal."""
     job = run_local(gate_plan(gate, tmp_path))
     workers = ready(job, gate, nodes=2)
     assert_secrets_are_in_one_file(job)
@@ -63,7 +63,7 @@ def assert_secrets_are_in_one_file(job):
 
 
 def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
-    """A node's death costs one rendezvous: its ranks run on the spare, the others keep theirs, the job ends 0."""
+    """A node's death costs one rendezvous: the spare runs its ranks, the others keep theirs, the job ends with 0."""
     job = run_local(gate_plan(gate, tmp_path))
     before = ready(job, gate, nodes=2)
     job.all_joined("n3")
@@ -80,7 +80,7 @@ def test_killed_node_is_replaced_by_the_spare(run_local, gate, tmp_path):
 
 
 def test_two_killed_nodes_are_replaced_by_two_spares(run_local, gate, tmp_path):
-    """As many deaths as spares are survived, also at the same moment."""
+    """A job survives as many dead nodes as it has spares, also at the same moment."""
     job = run_local(gate_plan(gate, tmp_path, nodes=3, spares=2, workers=1))
     ready(job, gate, nodes=3, workers=1)
     job.all_joined("n4", "n5")
@@ -115,7 +115,7 @@ def test_without_spares_min_nodes_lets_the_job_go_on_smaller(run_local, gate, tm
     assert job.finish() == 0
 
 
-def test_killed_spare_restarts_nobody_and_a_failed_worker_all_on_the_same_node(run_local, gate, tmp_path):
+def test_killed_spare_restarts_no_worker_and_a_failed_worker_restarts_all_in_place(run_local, gate, tmp_path):
     """The death of a spare touches no worker. A worker's failure, by exit code or signal, restarts the replica in
     place and spends one restart."""
     job = run_local(gate_plan(gate, tmp_path, max_restarts=2))
@@ -145,7 +145,7 @@ def test_spent_restart_budget_ends_with_1(run_local, gate, tmp_path):
 
 
 def test_command_that_cannot_start_says_why(run_local, tmp_path):
-    """A missing program is told in the shutdown's reason, and no restart is tried."""
+    """The shutdown's reason names the missing program, and no restart is tried."""
     role = RolePlan(name="main", command=("no-such-program",), nodes_per_replica=1)
     job = run_local(plan_of(tmp_path, role, max_restarts=3))
     assert job.finish() == 93
@@ -175,7 +175,7 @@ def test_cancelled_job_leaves_no_worker(run_local, gate, tmp_path, number, code)
 
 
 def test_time_limit_ends_the_job_with_124(run_local, gate, tmp_path):
-    """When time is nearly up the workers are stopped and the exit code says so."""
+    """Shortly before the time limit the workers are stopped, and the job ends with 124."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, spares=0, time_limit_s=24.0))
     workers = ready(job, gate, nodes=1)
     assert job.finish() == 124

@@ -51,14 +51,14 @@ async def connect(*options: object) -> AsyncIterator[ClientSession]:
 
 
 async def call(session: ClientSession, tool: str, **arguments: Any) -> Any:
-    """What the tool answers; its message where it failed."""
+    """The tool's answer, or its error message where it failed."""
     result = await session.call_tool(tool, arguments)
     return result.content[0].text if result.is_error else result.structured_content  # type: ignore[union-attr]
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A folder with the log of a worker that will fail again."""
+    """A folder with the log of a worker whose failure a restart would repeat."""
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "rank-1.err").write_text(
@@ -70,7 +70,7 @@ def logs(tmp_path: Path) -> Path:
 
 
 async def test_an_assistant_gets_from_a_log_to_its_rule(logs: Path) -> None:
-    """The tools are listed with what they take; one says what failed, another what the rule behind it means."""
+    """The tools are listed with their parameters. One names what failed, another explains the rule that found it."""
     async with connect("--root", logs) as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert sorted(tools) == TOOLS
@@ -95,7 +95,8 @@ async def test_an_inquiry_is_answered_under_its_key(logs: Path) -> None:
 
 
 async def test_only_what_lies_below_the_roots_is_read(logs: Path, tmp_path: Path) -> None:
-    """Neither a path elsewhere, nor `..`, nor a link that leads out, nor one inside of a folder, gets out of them."""
+    """A path elsewhere, a path with `..` and a link that leads out of the roots are refused. Such a link below a
+    folder is left out."""
     secret = tmp_path / "secret.log"
     secret.write_text("RuntimeError: s3cret\n")
     inside = logs / "inside"
@@ -113,8 +114,8 @@ async def test_only_what_lies_below_the_roots_is_read(logs: Path, tmp_path: Path
         assert found["read"]["problems"] == [f"{inside / 'link.log'} does not lie below an allowed root"]
 
 
-async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
-    """What is not there, is named with what there is; the session goes on."""
+async def test_a_mistake_is_one_sentence(logs: Path) -> None:
+    """Each wrong call gets one sentence that names what is wrong, and the session goes on."""
     mistakes = {
         "no rule 'nope'": ("explain_rule", {"name": "nope"}),
         "no rule is of the fault 'nope'; there are": ("list_rules", {"fault": "nope"}),
@@ -135,7 +136,7 @@ async def test_a_mistake_is_told_in_one_sentence(logs: Path) -> None:
 
 
 async def test_unknown_keys_are_named(logs: Path) -> None:
-    """They pass, so that two versions may meet."""
+    """Unknown keys of an inquiry are ignored and listed in the answer, so that two versions can work together."""
     async with connect() as session:
         said = await call(session, "attribute", inquiry={**INQUIRY, "paths": [str(logs)], "setled": True})
         assert said["ignored"] == ["setled"]

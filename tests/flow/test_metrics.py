@@ -1,4 +1,4 @@
-"""Metrics, as a real Prometheus takes them: the exposition, the alert rules, and what the dashboard asks."""
+"""Metrics, as a real Prometheus accepts them: the exposition, the alert rules, and the dashboard's queries."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    """In CI they must be here."""
+    """Where Prometheus' programs are missing, the tests are skipped; in CI they fail."""
     if lacking := programs.missing(programs.PROMETHEUS):
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
         refuse(f"{', '.join(lacking)}: not on PATH; `python -m ci.programs prometheus` installs them")
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
-    """What it finds, as soon as it does."""
+    """Wait until `found` returns something true, and return that."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -54,7 +54,7 @@ def get(url: str, accept: str = "*/*") -> str:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has ended, with every kind of failure, and one that may run."""
+    """A job that has ended, with every kind of failure, and a job that may still run."""
     base = tmp_path_factory.mktemp("jobs")
     write_eventful(base)
     write(base, with_one_recovery(), job="4711")
@@ -63,7 +63,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(jobs: Path) -> Iterator[str]:
-    """`metrics --listen`; its address."""
+    """Runs `metrics --listen`; gives its address."""
     argv = [
         sys.executable,
         "-m",
@@ -85,7 +85,7 @@ def served(jobs: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def prometheus(served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus that scrapes it, with the shipped rules; the address of its API."""
+    """Runs a Prometheus that scrapes `served`, with the shipped rules; gives the address of its API."""
     folder = tmp_path_factory.mktemp("prometheus")
     shutil.copy(SHIPPED / "rules.yaml", folder)
     target = urllib.parse.urlsplit(served).netloc
@@ -129,8 +129,8 @@ def asked(api: str, query: str) -> list[dict[str, Any]]:
     return answer["data"]["result"]
 
 
-def test_promtool_has_nothing_to_say(served: str) -> None:
-    """`promtool check metrics` of the text, `check rules` of the rules; and OpenMetrics ends as it must."""
+def test_promtool_accepts_metrics_and_rules(served: str) -> None:
+    """`promtool check metrics` and `promtool check rules` report nothing, and OpenMetrics ends with `# EOF`."""
     done = subprocess.run(["promtool", "check", "metrics"], input=get(served), text=True, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = subprocess.run(["promtool", "check", "rules", str(SHIPPED / "rules.yaml")], text=True, capture_output=True)
@@ -139,8 +139,8 @@ def test_promtool_has_nothing_to_say(served: str) -> None:
     assert get(served, "application/openmetrics-text; version=1.0.0").endswith("# EOF\n")
 
 
-def test_labels_are_few_and_say_nothing_of_the_user(served: str) -> None:
-    """Each label has one of a few words, or a job's id; nothing that a job has printed, no node, no path."""
+def test_labels_are_few_and_have_no_text_of_the_user(served: str) -> None:
+    """Labels have known names, and no label has a job's output, a node or a path."""
     text = get(served)
     assert HOSTILE[:10] not in text and "train.py" not in text and '"n2"' not in text
     labels = {label for line in text.splitlines() if "{" in line for label in names_in(line)}
@@ -154,7 +154,7 @@ def names_in(line: str) -> list[str]:
 
 
 def test_prometheus_has_the_values(prometheus: str) -> None:
-    """Of both jobs: state, goodput, recoveries by cause and phase."""
+    """Prometheus has a job's state, its goodput, and its recoveries by cause and phase."""
     [state] = asked(prometheus, f'nvrx_job_state{{job_id="{JOB}"}} == 1')
     assert state["metric"]["state"] == "completed"
     [goodput] = asked(prometheus, f'nvrx_job_goodput_ratio{{job_id="{JOB}"}}')
@@ -166,7 +166,7 @@ def test_prometheus_has_the_values(prometheus: str) -> None:
 
 
 def test_prometheus_takes_the_rules(prometheus: str) -> None:
-    """Each of the three is evaluated without an error."""
+    """Each of the three rules is evaluated without an error."""
 
     def healthy() -> list[str]:
         groups = json.loads(get(f"{prometheus}/rules"))["data"]["groups"]
@@ -176,7 +176,7 @@ def test_prometheus_takes_the_rules(prometheus: str) -> None:
 
 
 def test_the_rules_fire(tmp_path: Path) -> None:
-    """`promtool test rules`: each fires when it should, and not before."""
+    """`promtool test rules`: each rule fires when it should, and not before."""
     shutil.copy(SHIPPED / "rules.yaml", tmp_path)
     series = [
         {"series": 'nvrx_job_goodput_ratio{job_id="1"}', "values": "0.5+0x60"},
@@ -207,7 +207,7 @@ def test_the_rules_fire(tmp_path: Path) -> None:
     bare = "\n".join(
         line for line in rules.splitlines() if not line.strip().startswith(("annotations", "summary", "desc"))
     )
-    (tmp_path / "rules.yaml").write_text(bare)  # a test would have to repeat each sentence
+    (tmp_path / "rules.yaml").write_text(bare)  # else the test would have to repeat each annotation
     whole = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "1m",
@@ -218,13 +218,13 @@ def test_the_rules_fire(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_asks_what_there_is(prometheus: str) -> None:
-    """Prometheus takes every query of it, and each metric that they name is one that was scraped."""
+def test_the_dashboard_queries_metrics_that_exist(prometheus: str) -> None:
+    """Prometheus accepts every query of the dashboard, and each metric in a query was scraped or is of a live job."""
     dashboard = json.loads((SHIPPED / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(queries) >= 12
     scraped = set(json.loads(get(f"{prometheus}/label/__name__/values"))["data"])
-    live = {"nvrx_heartbeat_age_max_seconds", "nvrx_rank_quiet_max_seconds"}  # of a job that runs
+    live = {"nvrx_heartbeat_age_max_seconds", "nvrx_rank_quiet_max_seconds"}  # only of a running job
     for query in queries:
         asked(prometheus, query.replace("$job", ".*").replace("$__rate_interval", "1m"))
         named = {
@@ -236,7 +236,8 @@ def test_the_dashboard_asks_what_there_is(prometheus: str) -> None:
 
 
 def test_the_textfile_is_whole(jobs: Path, tmp_path: Path) -> None:
-    """For node_exporter: in the text format that it reads, and nothing else is left in the folder."""
+    """The file for node_exporter has the metrics, and nothing else is left in the folder. Another suffix than .prom
+    is refused."""
     path = tmp_path / "nvrx.prom"
     argv = [sys.executable, "-m", "nvrx_slurm", "metrics", JOB, "--textfile", str(path), "--folder", str(jobs)]
     subprocess.run(argv, check=True)

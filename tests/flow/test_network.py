@@ -1,6 +1,6 @@
-"""The network fails, for one node, for all, for one kind of traffic: nobody is taken for dead who is not, and who may
-live keeps its ranks until it cannot. Nodes have networks of their own (`tests/network.py`); a ledger has each
-worker's every step."""
+"""The network fails for one node, for all nodes, or for one kind of traffic. A node that can still be reached keeps
+its ranks. An unreachable node loses its ranks only once its workers must be dead. Nodes have networks of their own
+(`tests/network.py`); a ledger records every step of every worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def network(gate):
 
 @pytest.fixture
 def start(network, gate, ledger):
-    """Starts a job of two nodes and a spare, each with two workers, and waits until all are there."""
+    """Starts a job of two nodes and a spare, each with two workers, and waits until all nodes have joined."""
     jobs = []
 
     def start(**bounds):
@@ -51,7 +51,7 @@ def start(network, gate, ledger):
 
 
 def finish(job, gate, cycle):
-    """The workers of that cycle end well, and the job with them."""
+    """Let the workers of that cycle end, and assert that the job ends with 0. Returns the workers."""
     try:
         workers = gate.wait(4, cycle=cycle)
     except AssertionError as error:
@@ -62,21 +62,21 @@ def finish(job, gate, cycle):
 
 
 def nothing_happened(job, gate, ledger):
-    """The job ends well with the workers it began with, and nobody was held for dead."""
+    """Assert that the job ends with 0 and with its first workers, and that no node was declared dead."""
     workers = finish(job, gate, cycle=0)
     assert {line.pid for line in ledger.lines()} == {worker.pid for worker in workers.values()}
     assert job.said(NodeLost) == []
 
 
 def works_on(ledger, node, steps):
-    """Waits for so many more steps of that node; each takes 5 ms at least."""
+    """Wait for `steps` more steps of that node; each takes at least 5 ms."""
     enough = ledger.steps(node=node, cycle=0) + steps
     until(lambda: ledger.steps(node=node, cycle=0) >= enough, f"{node} takes {steps} steps")
 
 
 def says(job, who, words):
     """Waits until that process has logged the words."""
-    until(lambda: said(job, who, words), f"{who} says {words!r}")
+    until(lambda: said(job, who, words), f"{who} to log {words!r}")
 
 
 def said(job, who, words):
@@ -105,8 +105,8 @@ def to_the_connection(job, *hosts):
 
 
 def test_cut_off_node_kills_its_workers_before_others_get_their_ranks(start, network, gate, ledger):
-    """A node that is cut off loses its workers to its own supervisor; the spare gets their ranks only then, by the
-    clock, since nothing can prove the death. Healed, the node joins anew and has no ranks."""
+    """The supervisor of a node that is cut off kills its workers. Only then does the spare get their ranks, after a
+    timeout, since nothing can prove the death. Once healed, the node joins again, without ranks."""
     job = start(**QUICK)
     before = gate.wait(4, cycle=0)
     network.cut(["n2"])
@@ -124,7 +124,8 @@ def test_cut_off_node_kills_its_workers_before_others_get_their_ranks(start, net
 
 
 def test_job_ends_although_a_node_is_cut_off(start, network, gate):
-    """Nobody waits for a node that cannot hear that the job is over: its code is what the others have made of it."""
+    """The job does not wait for a node that cannot receive the shutdown order. Its exit code is that of the others'
+    work."""
     job = start(**QUICK)
     network.cut(["n3"])
     job.expect(NodeLost, node="n3")
@@ -132,9 +133,9 @@ def test_job_ends_although_a_node_is_cut_off(start, network, gate):
     assert causes(job) == []
 
 
-def test_short_cut_and_reset_connections_touch_nobody(start, network, gate, ledger):
-    """Healed before the heartbeat timeout, a cut costs nothing. A third party resets the connection, again and again:
-    the node connects again, and nobody is reaped."""
+def test_short_cut_and_reset_connections_touch_no_node(start, network, gate, ledger):
+    """A cut that is healed before the heartbeat timeout costs nothing. When a third party resets the connection
+    repeatedly, the node connects again each time, and no node is declared dead."""
     job = start(**PATIENT)
     network.cut(["n2"])
     says(job, "n2", "a heartbeat did not reach the store")
@@ -142,7 +143,7 @@ def test_short_cut_and_reset_connections_touch_nobody(start, network, gate, ledg
     until(lambda: broke(job, "n2") == connected_again(job, "n2"), "the connection after the cut")
     before = connected_again(job, "n2")
     for times in (1, 2, 3):
-        assert network.reset(to_the_connection(job, "n2")) >= 1  # the controller's probe of the trap may be another
+        assert network.reset(to_the_connection(job, "n2")) >= 1  # a probe of the fence socket may be another
         until(
             lambda times=times: broke(job, "n2") == connected_again(job, "n2") == before + times, "a new connection"
         )
@@ -150,19 +151,20 @@ def test_short_cut_and_reset_connections_touch_nobody(start, network, gate, ledg
 
 
 def test_node_cut_off_from_the_store_alone_or_the_connection_alone_lives(start, network, gate, ledger):
-    """Without the store it says over its connection that it is alive; without the connection its beats arrive. So
-    nobody is reaped, and its lease goes on."""
+    """Without the store, the node reports over its connection that it is alive; without the connection, its
+    heartbeats arrive. In both cases no node is declared dead, and its lease is renewed."""
     job = start(**QUICK)
     for cut_off_from in (to_the_store, to_the_connection):
         network.rule(cut_off_from(job, "n2"))
         works_on(ledger, "n2", steps=2000)
         network.heal()
-        until(lambda: broke(job, "n2") == connected_again(job, "n2"), "the connection")
+        until(lambda: broke(job, "n2") == connected_again(job, "n2"), "a new connection")
     nothing_happened(job, gate, ledger)
 
 
-def test_short_cut_of_all_nodes_touches_nobody(start, network, gate, ledger):
-    """The controller hears nobody for longer than the heartbeat timeout: that is its own network's fault."""
+def test_short_cut_of_all_nodes_touches_no_node(start, network, gate, ledger):
+    """When no node's heartbeat arrives for longer than the heartbeat timeout, the controller blames its own network
+    and declares no node dead."""
     job = start(heartbeat__interval=0.2, heartbeat__timeout=3.0, fence_timeout=60.0)
     network.cut([BATCH])
     works_on(ledger, "n2", steps=1000)
@@ -171,8 +173,8 @@ def test_short_cut_of_all_nodes_touches_nobody(start, network, gate, ledger):
 
 
 def test_long_cut_of_all_nodes_costs_one_restart(start, network, gate):
-    """Every supervisor kills its workers when the lease lapses; healed, the job goes on by itself, on the same
-    nodes."""
+    """Every supervisor kills its workers when the lease lapses. Once the network is healed, the job restarts by
+    itself, on the same nodes."""
     job = start(**QUICK)
     before = gate.wait(4, cycle=0)
     network.cut([BATCH])
@@ -187,7 +189,8 @@ def test_long_cut_of_all_nodes_costs_one_restart(start, network, gate):
 @pytest.mark.parametrize("firewall", ["refuse", "drop"])
 @pytest.mark.parametrize("end", ["freezes", "dies"])
 def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, firewall, end):
-    """Where a firewall on the way drops or refuses what is sent to the node's trap, ranks wait for the clock."""
+    """Where a firewall drops or refuses packets to the node's fence socket, its ranks are given away only after a
+    timeout."""
     network.rule(
         {"hosts": NODES, "protocol": "udp", "then": firewall},
         {"hosts": NODES, "protocol": "tcp", "opening": True, "then": firewall},
@@ -209,8 +212,8 @@ def test_behind_a_firewall_no_death_is_proven(start, network, gate, ledger, fire
 
 @pytest.mark.parametrize("order", ["agent supervisor workers", "workers supervisor agent"])
 def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, order):
-    """All of a node is stopped and cut off, so nobody can reach it: its kernel ends the lease. Thawed, in any order,
-    its old workers take no step."""
+    """All processes of a node are stopped, and it is cut off, so that no fence can reach it: its kernel ends the
+    lease. Once continued, in any order, its old workers take no step."""
     job = start(**QUICK)
     network.cut(["n2"])
     node = FrozenNode(job, "n2")
@@ -225,12 +228,13 @@ def test_frozen_and_cut_off_node_takes_no_step(start, network, gate, ledger, ord
     assert causes(job) == ["n2 lost: heartbeat timeout"]
 
 
-def test_slow_and_lossy_network_makes_nobody_late(start, network, gate, ledger):
-    """200 ms each way and 5 % of frames lost, for 20 beats of every node: nobody is held for dead."""
+def test_slow_and_lossy_network_makes_no_node_late(start, network, gate, ledger):
+    """With 200 ms delay each way and 5 % of frames lost, for 20 heartbeats of every node, no node is declared
+    dead."""
     job = start(heartbeat__interval=1.0, heartbeat__timeout=5.0)
     network.slow(dict.fromkeys(NODES, (0.2, 0.05)))
     with network.beats(job) as heard:
-        until(lambda: min(heard()[node] for node in NODES) >= 20, "20 beats of each node", timeout=100.0)
+        until(lambda: min(heard()[node] for node in NODES) >= 20, "20 heartbeats of each node", timeout=100.0)
     network.heal()
     nothing_happened(job, gate, ledger)
 
@@ -250,7 +254,8 @@ signal.pause()
 
 
 def test_nothing_outlives_a_test_that_is_killed(tmp_path):
-    """SIGKILL of who made the network ends the job in it, and the namespaces go with their last processes."""
+    """SIGKILL of the process that made the network ends the job in it. The namespaces vanish with their last
+    processes."""
     with subprocess.Popen([sys.executable, "-c", DOOMED, str(tmp_path)], stdout=subprocess.PIPE) as test:
         assert test.stdout is not None
         assert test.stdout.readline() == b"there\n"

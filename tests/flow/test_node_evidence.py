@@ -1,4 +1,4 @@
-"""What a node leaves behind of a cycle that failed: what it said about itself, and how far its workers had come."""
+"""What a node records of a cycle that failed: its own health, and how far its workers had come."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def health(job: RunningJob, node: str, cycle: int = 0) -> Path:
     return job.folder.cycle_health("main-0", 0, cycle) / f"{node}.txt"
 
 
-def test_a_node_whose_workers_fail_writes_down_how_it_is(run_local, gate, tmp_path):
-    """Beside their logs, once, and nothing of a cycle that ends well."""
+def test_a_node_whose_workers_fail_records_its_health(run_local, gate, tmp_path):
+    """Each node records its health once, beside the logs of the failed cycle, and not for a cycle that ends well."""
     job = run_local(gate_plan(gate, tmp_path, workers=1, spares=0))
     gate.wait(2, cycle=0)[1].go(exit_code=7)
     ends_well(job, gate, workers=2, cycle=1)
@@ -36,16 +36,16 @@ def test_a_node_whose_workers_fail_writes_down_how_it_is(run_local, gate, tmp_pa
         assert not health(job, node, cycle=1).exists()
 
 
-def test_a_job_that_ends_at_once_still_has_it(run_local, gate, tmp_path):
-    """The last look has its moment, though nothing comes after it."""
+def test_a_job_that_ends_at_once_still_has_the_nodes_health(run_local, gate, tmp_path):
+    """The health is recorded even where the job ends right after the failure."""
     job = run_local(gate_plan(gate, tmp_path, nodes=1, workers=1, spares=0, max_restarts=0))
     gate.wait(1, cycle=0)[0].go(exit_code=7)
     assert job.finish() == 1
     assert " health: n1: main-0 cycle 0: " in health(job, "n1").read_text()
 
 
-def test_what_workers_print_tells_how_far_they_came(run_local, tmp_path):
-    """The step of the last line that matches is told when the node is ready again."""
+def test_progress_is_read_from_what_workers_print(run_local, tmp_path):
+    """The step of the last line that matches is reported when the node is ready again."""
     role = RolePlan(name="main", command=(sys.executable, "-c", PRINTS))
     plan = plan_of(tmp_path, role, progress=ProgressSpec(log_pattern="iteration +([0-9]+)/"))
     job = run_local(plan)

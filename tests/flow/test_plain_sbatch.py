@@ -1,4 +1,4 @@
-"""A rendered script, sent to a real Slurm without us."""
+"""A rendered script, submitted to a real Slurm with plain sbatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm(nodes=4)
 
 
 def test_rendered_script_submitted_with_plain_sbatch_does_the_same(healthy_cluster, gate, tmp_path, monkeypatch):
-    """`render` and plain `sbatch` need nothing else of ours on the command line."""
+    """A job needs no command but `render` and plain `sbatch`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = tmp_path / "job.yaml"
     path.write_text(f"name: plain\ncommand: {json.dumps(gate.command)}\nnodes: 2\nspares: 1\n")

@@ -1,4 +1,4 @@
-"""Warm workers in whole jobs: what happens when the warm process dies, hangs, is out of date or never gets warm."""
+"""Warm workers in whole jobs: what happens when the warm process dies, hangs, is out of date or is never ready."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ import os
 with open(f"/proc/{os.getppid()}/environ", "rb") as file:
     NODE = dict(line.split("=", 1) for line in file.read().decode().split(chr(0)) if "=" in line)["NVRX_NODE"]
 """
-"""In a warm process: the name of its node, which no variable of its own may tell."""
+"""Sets NODE to the name of a warm process's node, which is in no variable of its own."""
 
 
 def model(base: Path, text: str = "", name: str = "mymodel") -> None:
-    """A module beside the workers' script, with what is to go wrong in it."""
+    """Write a module beside the workers' script; `text` is what goes wrong in it."""
     (base / f"{name}.py").write_text(MODEL + text)
 
 
@@ -103,7 +103,7 @@ def warm_processes(job: RunningJob, node: str) -> list[int]:
 
 
 def warm_process(job: RunningJob, node: str) -> int:
-    """The process from which this node's workers are forked, once it waits."""
+    """The process from which this node's workers are forked, once it is ready."""
     job.expect(Prewarmed, node=node)
     found = until(lambda: warm_processes(job, node), f"{node} has no warm process")
     assert found is not None
@@ -111,10 +111,10 @@ def warm_process(job: RunningJob, node: str) -> int:
 
 
 def freeze(job: RunningJob, node: str) -> int:
-    """Stop a node's warm process, and those that it has forked ahead. Returns the first."""
+    """Stop a node's warm process, and those that it has forked ahead. Returns the warm process."""
     warm = warm_process(job, node)
     os.kill(warm, signal.SIGSTOP)
-    until(lambda: not descendants(warm), "it forks still")
+    until(lambda: not descendants(warm), "its last fork to be over")
     for each in warm_processes(job, node):
         os.kill(each, signal.SIGSTOP)
     return warm
@@ -130,7 +130,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def is_warm(worker: Waiting) -> bool:
-    """Whether another process has imported its modules."""
+    """Whether another process, the warm one, has imported the worker's modules."""
     return int(worker.env["IMPORTED_BY"]) != worker.pid
 
 
@@ -139,12 +139,12 @@ def started(job: RunningJob, cycle: int, node: str = "n1") -> WorkersStarted:
 
 
 def fail(worker: Waiting) -> None:
-    """One worker dies, and so all of its replica start again."""
+    """Kill one worker, which restarts its whole replica."""
     os.kill(worker.pid, signal.SIGKILL)
 
 
 def finish(job: RunningJob, gate: Gate) -> None:
-    """The job ends with 0, and with no process left, warm ones included."""
+    """Open the gate, and assert that the job ends with 0 and leaves no process, warm ones included."""
     everybody = descendants(job.process.pid)
     gate.open()
     assert job.finish() == 0, job.story()
@@ -152,7 +152,7 @@ def finish(job: RunningJob, gate: Gate) -> None:
 
 
 def warm_again(job: RunningJob, node: str = "n1") -> None:
-    """Wait until a second warm process waits on a node."""
+    """Wait until a second warm process is ready on a node."""
     seen: list[Any] = []
 
     def second(record: Any) -> bool:
@@ -163,7 +163,7 @@ def warm_again(job: RunningJob, node: str = "n1") -> None:
 
 
 def reasons(job: RunningJob) -> str:
-    """All that was said about what is not warm."""
+    """All recorded reasons why a module, or a node, is not warm."""
     skipped = [f"{name}: {why}" for record in job.said(Prewarmed) for name, why in record.skipped.items()]
     return "\n".join([*skipped, *(record.why for record in job.said(PrewarmFailed))])
 
@@ -172,7 +172,8 @@ def reasons(job: RunningJob) -> str:
 
 
 def test_restarted_workers_are_forked_from_the_warm_process(run_local, gate, tmp_path):
-    """Each is a process of its own, of a session and group of its own, in the job's folder, and did not import."""
+    """Each restarted worker is a process of its own, with its own session and group, runs in the job's folder, and
+    has imported nothing itself."""
     job = run_local(warm_plan(gate, tmp_path, nodes=2))
     before = gate.wait(4, cycle=0)
     warm = {warm_process(job, node) for node in ("n1", "n2")}
@@ -190,7 +191,7 @@ def test_restarted_workers_are_forked_from_the_warm_process(run_local, gate, tmp
 
 @pytest.mark.parametrize("prewarm", [None, {"imports": (), "read": ("*.pt",)}], ids=["none", "read alone"])
 def test_job_with_nothing_to_import_has_no_warm_process(run_local, gate, tmp_path, prewarm):
-    """Its workers are cold, and nothing is said about it."""
+    """The workers start cold, and the journal has no record about that."""
     plan = warm_plan(gate, tmp_path, prewarm=prewarm)
     if prewarm is None:
         (role,) = plan.roles
@@ -205,7 +206,7 @@ def test_job_with_nothing_to_import_has_no_warm_process(run_local, gate, tmp_pat
 
 
 def test_lost_nodes_workers_start_warm_on_the_spare(run_local, gate, tmp_path):
-    """A spare is warm before it is needed: with its first workers."""
+    """A spare's warm process is ready before it is needed, so that the spare's first workers start warm."""
     job = run_local(warm_plan(gate, tmp_path, nodes=2, spares=1))
     gate.wait(4, cycle=0)
     for node in ("n1", "n2", "n3"):
@@ -219,7 +220,7 @@ def test_lost_nodes_workers_start_warm_on_the_spare(run_local, gate, tmp_path):
 
 
 def test_imports_are_learned_by_the_first_step_for_spares_and_the_next_job_too(run_local, gate, tmp_path):
-    """`auto`: from then on workers are warm, also those of a spare that has had none."""
+    """With `auto`, workers start warm from the first step on, also those of a spare that has had no workers."""
     plan = warm_plan(gate, tmp_path, spares=1, prewarm={"imports": "auto"})
     script = tmp_path / "train.py"
     script.write_text(script.read_text().replace("gate = ", STEPPING, 1))
@@ -237,7 +238,8 @@ def test_imports_are_learned_by_the_first_step_for_spares_and_the_next_job_too(r
 
 
 def test_imports_are_not_learned_by_the_step_of_another_worker(run_local, gate, tmp_path):
-    """One worker writes them down: where another has stepped before, they are not all there yet."""
+    """One worker writes the list of imports. When another worker reports a step first, that list is not complete yet,
+    and is not used."""
     plan = warm_plan(gate, tmp_path, prewarm={"imports": "auto"})
     script, held = tmp_path / "train.py", tmp_path / "held"
     os.mkfifo(held)
@@ -255,7 +257,8 @@ def test_imports_are_not_learned_by_the_step_of_another_worker(run_local, gate, 
 
 
 def test_restart_does_not_wait_while_a_learned_list_is_tried_out(run_local, gate, tmp_path):
-    """`auto`: each module that no fork may inherit costs an attempt, and a cold start takes less than several."""
+    """With `auto`, each module that no fork may inherit costs one more attempt. A restart meanwhile starts cold,
+    which is faster than several attempts."""
     (tmp_path / "refused.py").write_text(REFUSED["threads"][0])
     held = "with open('lock') as lock:\n    open('tried', 'w').close()\n    fcntl.flock(lock, fcntl.LOCK_SH)\n"
     (tmp_path / "held.py").write_text(f"import fcntl\n{held}")
@@ -280,7 +283,7 @@ def test_restart_does_not_wait_while_a_learned_list_is_tried_out(run_local, gate
 
 
 def test_killed_idle_warm_process_costs_no_worker(run_local, gate, tmp_path):
-    """Workers that were forked from it run on; the next ones start all the same."""
+    """Workers that were forked from the killed warm process run on, and the next workers still start."""
     job = run_local(warm_plan(gate, tmp_path))
     warm = warm_process(job, "n1")
     fail(gate.wait(2, cycle=0)[0])
@@ -326,8 +329,8 @@ def test_killed_just_as_it_forks(run_local, gate, tmp_path, victim):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
-    """It has the order, and dies or hangs: its workers start cold, after a bound; the others are warm. Continued
-    later, it starts no second worker of a rank."""
+    """A warm process dies or hangs after the order to fork: its node's workers start cold after a bound, those of the
+    other node start warm. Continued later, it starts no second worker of a rank."""
     job = run_local(warm_plan(gate, tmp_path, nodes=2))
     before = gate.wait(4, cycle=0)
     warm_process(job, "n2")
@@ -350,7 +353,7 @@ def test_warm_process_that_does_not_fork(run_local, gate, tmp_path, number):
 
 
 def test_killed_fork_that_waited_costs_no_worker(run_local, gate, tmp_path):
-    """Forked ahead, and dead before it was needed: another one is."""
+    """A process that was forked ahead and dies before it is needed is replaced by another fork."""
     job = run_local(warm_plan(gate, tmp_path))
     before = gate.wait(2, cycle=0)
     warm = warm_process(job, "n1")
@@ -363,7 +366,7 @@ def test_killed_fork_that_waited_costs_no_worker(run_local, gate, tmp_path):
 
 
 def test_warm_process_that_hangs_does_not_delay_the_end(run_local, gate, tmp_path):
-    """A stopped one is killed with the rest when the job ends."""
+    """A stopped warm process is killed with the rest when the job ends."""
     job = run_local(warm_plan(gate, tmp_path))
     gate.wait(2, cycle=0)
     os.kill(warm_process(job, "n1"), signal.SIGSTOP)
@@ -392,7 +395,7 @@ def test_lost_nodes_workers_start_cold_where_the_spare_is(run_local, gate, tmp_p
 
 
 def test_file_edited_between_two_cycles_runs(run_local, gate, tmp_path):
-    """The workers of the next cycle run what is in the file now; and are warm again one cycle later."""
+    """The workers of the next cycle run the edited file, and those of the cycle after that are warm again."""
     job = run_local(warm_plan(gate, tmp_path))
     before = gate.wait(2, cycle=0)
     warm = warm_process(job, "n1")
@@ -413,7 +416,7 @@ def test_file_edited_between_two_cycles_runs(run_local, gate, tmp_path):
 
 
 def test_package_installed_between_two_cycles_runs(run_local, gate, tmp_path):
-    """Also where its files are older than the warm process, as those of a wheel are."""
+    """The next cycle runs the new package even where its files are older than the warm process, as a wheel's are."""
     packages = tmp_path / "lib" / "site-packages"
 
     def install(version: int) -> None:
@@ -438,7 +441,7 @@ def test_package_installed_between_two_cycles_runs(run_local, gate, tmp_path):
 
 
 def test_interpreter_that_is_replaced_between_two_cycles_runs(run_local, gate, tmp_path):
-    """No worker is forked from a process of the interpreter that was there before."""
+    """No worker is forked from a warm process of the old interpreter."""
     venv.create(tmp_path / "venv", symlinks=False)
     python = tmp_path / "venv" / "bin" / "python"
     plan = warm_plan(gate, tmp_path)
@@ -457,7 +460,7 @@ def test_interpreter_that_is_replaced_between_two_cycles_runs(run_local, gate, t
 
 
 def test_file_edited_while_eight_are_forked_ahead(run_local, gate, tmp_path):
-    """All eight find out at once that they are out of date: each starts cold, and the supervisor lives."""
+    """All eight find out at once that they are out of date: each worker starts cold, and the supervisor lives on."""
     job = run_local(warm_plan(gate, tmp_path, workers=8))
     workers = gate.wait(8, cycle=0)
     for cycle in range(1, 4):
@@ -475,7 +478,7 @@ def test_file_edited_while_eight_are_forked_ahead(run_local, gate, tmp_path):
 
 
 def test_script_edited_between_two_cycles_runs(run_local, gate, tmp_path):
-    """The main script is read by each worker itself."""
+    """Each worker reads the main script itself, so that a warm worker runs the edited one."""
     job = run_local(warm_plan(gate, tmp_path))
     before = gate.wait(2, cycle=0)
     warm_process(job, "n1")
@@ -489,7 +492,7 @@ def test_script_edited_between_two_cycles_runs(run_local, gate, tmp_path):
 
 
 def test_module_edited_into_a_syntax_error_fails_as_ever(run_local, gate, tmp_path):
-    """It is the workers that report it, not the warm process."""
+    """The workers report the syntax error, not the warm process."""
     job = run_local(warm_plan(gate, tmp_path, max_restarts=1))
     before = gate.wait(2, cycle=0)
     warm_process(job, "n1")
@@ -515,7 +518,8 @@ REFUSED = {
 
 
 def test_modules_that_cannot_be_warm_are_skipped_and_named(run_local, gate, tmp_path):
-    """Each with what is wrong with it, in one job. The others are warm; what these have left running is gone."""
+    """Each module is named with what is wrong with it. Workers start warm with the other modules, and the threads and
+    processes of the skipped ones are gone."""
     names = {f"peculiar_{what.replace(' ', '_')}": what for what in REFUSED}
     for name, what in names.items():
         if (text := REFUSED[what][0]) is not None:
@@ -534,8 +538,8 @@ def test_modules_that_cannot_be_warm_are_skipped_and_named(run_local, gate, tmp_
     finish(job, gate)
 
 
-def test_shell_that_starts_python_is_cold_and_said_once(run_local, gate, tmp_path):
-    """Over three cycles, on two nodes: one record a node, and each start has the reason."""
+def test_shell_that_starts_python_is_cold_and_reported_once(run_local, gate, tmp_path):
+    """Over three cycles on two nodes, the journal has one record per node, and each start has the reason."""
     plan = warm_plan(gate, tmp_path, nodes=2, workers=1)
     (role,) = plan.roles
     line = " ".join([*role.command, "& wait $!"])
@@ -561,7 +565,7 @@ def test_shell_that_starts_python_is_cold_and_said_once(run_local, gate, tmp_pat
 
 
 def test_roles_with_different_interpreters(run_local, gate, tmp_path):
-    """Each role's workers are forked from a process of their own interpreter; a role that has it off is cold."""
+    """Each role's workers are forked from a process of their own interpreter. A role without prewarm starts cold."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     plan = warm_plan(gate, tmp_path, workers=1)
     (main,) = plan.roles
@@ -594,7 +598,7 @@ def test_roles_with_different_interpreters(run_local, gate, tmp_path):
 SETUPS = {
     "raises": ("def prepare():\n    raise ValueError('no tokenizer')\n", {}, "no tokenizer"),
     "hangs": ("import signal\ndef prepare():\n    signal.pause()\n", {"timeout": 2.0}, "2"),
-    "hangs deaf": (
+    "hangs with signals blocked": (
         "import signal\ndef prepare():\n    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
         "    signal.sigwait([signal.SIGHUP])\n",
         {"timeout": 2.0},
@@ -608,13 +612,13 @@ SETUPS = {
     ),
     "crashes": ("import os\ndef prepare():\n    os.abort()\n", {}, "SIGABRT"),
     "exits": ("import os\ndef prepare():\n    os._exit(5)\n", {}, "5"),
-    "is not there": ("", {}, "prepare"),
+    "is missing": ("", {}, "prepare"),
 }
 
 
 @pytest.mark.parametrize("how", SETUPS)
-def test_setup_that_fails_is_said_and_costs_nothing_else(run_local, gate, tmp_path, how):
-    """The job runs on, and its next workers start, warm without it or cold; the reason is in the journal."""
+def test_setup_that_fails_is_reported_and_costs_nothing_else(run_local, gate, tmp_path, how):
+    """The job runs on, and its next workers start, warm without the setup or cold. The reason is in the journal."""
     text, prewarm, word = SETUPS[how]
     (tmp_path / "warmup.py").write_text(text)
     job = run_local(warm_plan(gate, tmp_path, prewarm={"setup": "warmup:prepare", **prewarm}))
@@ -633,7 +637,7 @@ def test_setup_that_fails_is_said_and_costs_nothing_else(run_local, gate, tmp_pa
 
 
 def test_workers_share_what_setup_has_made(run_local, gate, tmp_path):
-    """It ran once, in the warm process."""
+    """The setup runs once, in the warm process, and all workers have its result."""
     model(tmp_path, "def prepare():\n    global VERSION\n    VERSION = f'made-by-{os.getpid()}'\n")
     job = run_local(warm_plan(gate, tmp_path, prewarm={"setup": "mymodel:prepare"}))
     before = gate.wait(2, cycle=0)
@@ -644,7 +648,7 @@ def test_workers_share_what_setup_has_made(run_local, gate, tmp_path):
 
 
 def test_module_larger_than_memory_is_not_warm(run_local, gate, tmp_path):
-    """One that holds 600 MB at once, where 300 MB are allowed: it is named, and not held."""
+    """A module that allocates 600 MB at once, where 300 MB are allowed, is named, and is not in the warm process."""
     (tmp_path / "warmup.py").write_text("HELD = b'x' * (600 << 20)\n")
     job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("mymodel", "warmup"), "memory": 300 << 20}))
     before = gate.wait(2, cycle=0)
@@ -664,7 +668,7 @@ def test_module_larger_than_memory_is_not_warm(run_local, gate, tmp_path):
 
 
 def test_killed_supervisor_leaves_no_warm_process(run_local, gate, tmp_path):
-    """It goes with the workers; the node joins again, and is warm again."""
+    """The warm process dies with the workers. The node joins again, and is warm again."""
     job = run_local(warm_plan(gate, tmp_path, spares=0))
     before = gate.wait(2, cycle=0)
     warm = warm_process(job, "n1")
@@ -678,7 +682,7 @@ def test_killed_supervisor_leaves_no_warm_process(run_local, gate, tmp_path):
 
 
 def test_killed_agent_leaves_no_warm_process(run_local, gate, tmp_path):
-    """The supervisor ends it, also where it is stopped; the spare has the ranks."""
+    """The supervisor ends the warm process, even a stopped one, and the spare takes the ranks."""
     job = run_local(warm_plan(gate, tmp_path, spares=1))
     before = gate.wait(2, cycle=0)
     warm = warm_process(job, "n1")
@@ -694,7 +698,7 @@ def test_killed_agent_leaves_no_warm_process(run_local, gate, tmp_path):
 
 
 def test_cancel_while_it_warms_up(run_local, gate, tmp_path):
-    """An import that never ends, deaf to SIGTERM, does not hold up the end."""
+    """An import that never ends and ignores SIGTERM does not delay the end of the job."""
     (tmp_path / "warmup.py").write_text(
         "import signal, pathlib\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"pathlib.Path({str(tmp_path / 'warms')!r}).touch()\nwhile True:\n    signal.pause()\n"
@@ -710,7 +714,7 @@ def test_cancel_while_it_warms_up(run_local, gate, tmp_path):
 
 
 def test_workers_wait_for_no_warm_process_for_ever(run_local, gate, tmp_path):
-    """An import that never ends: after its `timeout` the first cycle has begun, cold."""
+    """With an import that never ends, the first cycle begins cold, after the `timeout` of the prewarm."""
     (tmp_path / "warmup.py").write_text("import signal\nwhile True:\n    signal.pause()\n")
     job = run_local(warm_plan(gate, tmp_path, prewarm={"imports": ("mymodel", "warmup"), "timeout": 3.0}))
     before = gate.wait(2, cycle=0)
@@ -723,7 +727,8 @@ def test_workers_wait_for_no_warm_process_for_ever(run_local, gate, tmp_path):
 
 
 def test_sigterm_to_all_processes_of_the_step(run_local, gate, tmp_path):
-    """As Slurm sends it: the workers end as they would without a warm process, and nothing is left."""
+    """After a SIGTERM to every process, as Slurm sends it, the workers end as without a warm process, and no process
+    is left."""
     job = run_local(warm_plan(gate, tmp_path, nodes=2))
     fail(gate.wait(4, cycle=0)[0])
     warm = [warm_process(job, node) for node in ("n1", "n2")]
@@ -737,7 +742,7 @@ def test_sigterm_to_all_processes_of_the_step(run_local, gate, tmp_path):
 
 
 def test_signal_between_two_cycles_does_not_kill_the_warm_process(run_local, gate, tmp_path):
-    """The stop of a cycle's workers is not for it: one and the same serves all cycles."""
+    """The signals that stop a cycle's workers do not reach the warm process: the same one serves all cycles."""
     job = run_local(warm_plan(gate, tmp_path))
     warm = None
     for cycle in range(4):
@@ -756,7 +761,7 @@ def test_signal_between_two_cycles_does_not_kill_the_warm_process(run_local, gat
 
 
 def test_spare_reads_the_checkpoint_into_its_page_cache(run_local, gate, tmp_path):
-    """With nothing to import: no warm process is needed for it."""
+    """A spare reads the checkpoint even with nothing to import: no warm process is needed."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "3.pt").write_bytes(b"x" * (2 << 20))
     plan = warm_plan(gate, tmp_path, spares=1, prewarm={"imports": (), "read": ("checkpoints/**",)})
@@ -771,7 +776,7 @@ def test_spare_reads_the_checkpoint_into_its_page_cache(run_local, gate, tmp_pat
 
 
 def test_node_at_work_reads_after_a_checkpoint_of_its_ranks(run_local, gate, tmp_path):
-    """Only what its own ranks would read, of what they have saved."""
+    """Of what its ranks have saved, a node reads only the files that its own ranks would read."""
     plan = warm_plan(gate, tmp_path, nodes=2, prewarm={"read": ("rank{rank}.pt",)})
     script = tmp_path / "train.py"
     saves = (
@@ -792,7 +797,7 @@ def test_node_at_work_reads_after_a_checkpoint_of_its_ranks(run_local, gate, tmp
 
 
 class Rounds:
-    """Random faults, one a cycle, and random deaths of what is forked while the next cycle begins."""
+    """One random fault per cycle, and random kills of what is forked while the next cycle begins."""
 
     def __init__(self, job: RunningJob, gate: Gate, chance: random.Random) -> None:
         self.job, self.gate, self.chance = job, gate, chance
@@ -800,7 +805,7 @@ class Rounds:
         self.faults = [self.kill_worker, self.kill_warm, self.stop_warm, self.freeze, self.kill_supervisor]
 
     def strike(self, workers: dict[int, Waiting]) -> str:
-        """Something happens to a node of this cycle, and perhaps to what it forks then."""
+        """Inject a random fault on a node of this cycle, and perhaps kill some of the forks that follow."""
         node = self.chance.choice(sorted({worker.env["NVRX_NODE"] for worker in workers.values()}))
         fault = self.chance.choice([*self.faults, *[self.kill_node] * bool(self.spares_left)])
         fault(node, workers)
@@ -812,7 +817,8 @@ class Rounds:
         return f"{fault.__name__} {node}, and {deaths}"
 
     def whole(self, after: int) -> tuple[int, dict[int, Waiting]]:
-        """The newest cycle, once all of its workers are there. What was killed as it began has one more follow."""
+        """The newest cycle and its workers, once all of them have arrived. A cycle that was killed as it began is
+        followed by one more."""
         deadline = time.monotonic() + 2 * WAIT_S
         while True:
             self.job.when(lambda r: isinstance(r, RendezvousClosed) and r.cycle > after, what="a cycle", timeout=60.0)
@@ -825,7 +831,7 @@ class Rounds:
                     self.job.when(lambda _: False, what="more of the journal", timeout=0.2)
 
     def forks(self) -> list[int]:
-        """Every process that comes of a warm one, and they themselves."""
+        """Every warm process, and every process that was forked from one."""
         return [pid for pid in descendants(self.job.process.pid) if is_of_warm(pid)]
 
     def warm(self, node: str) -> int | None:
@@ -874,13 +880,13 @@ def is_of_warm(pid: int) -> bool:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_rank_is_ever_held_twice(run_local, gate, tmp_path, seed):
-    """Whatever dies, stops or freezes, and when: each rank is one live worker's at a time, and the job goes on."""
+    """Under random kills, stops and freezes, each rank has one live worker at a time, and the job goes on."""
     ledger = Ledger(tmp_path / "ledger")
     bounds = {"heartbeat__interval": 0.2, "heartbeat__timeout": 4.0, "heartbeat__startup_timeout": 20.0}
     plan = ledger.plan(gate, spares=3, max_restarts=99, **bounds)
     (role,) = plan.roles
     command = tuple(word for word in role.command if word != "-S")
-    # One that is stopped while it imports holds its workers up for so long.
+    # A warm process that is stopped while it imports delays its workers for that long.
     warm = replace(role, command=command, prewarm=PrewarmSpec(imports=("select", "json"), timeout=20.0))
     job = run_local(replace(plan, roles=(warm,)))
     rounds, happened = Rounds(job, gate, random.Random(seed)), []

@@ -1,4 +1,4 @@
-"""Our pytest plugin in a repository of somebody else's: real jobs, a real Slurm, and what is left of them."""
+"""The pytest plugin in a user's repository: real jobs, a real Slurm, and what is left of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ expect:
 
 @pytest.fixture
 def theirs(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A repository with a job.yaml, and no settings of ours."""
+    """A user's repository with a job.yaml, and no settings of nvrx-slurm."""
     pytester.makefile(".yaml", job=JOB_YAML)
     pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p no:asyncio --strict-markers -W error\n")
     return pytester
@@ -48,8 +48,8 @@ def of(folder: Path) -> list[int]:
     return [pid for pid in read_table() if environment_of(pid).get(MARK, "").startswith(str(folder))]
 
 
-def test_whoever_does_not_ask_pays_nothing(theirs):
-    """A run of tests that use none of it loads nothing but the plugin's own module."""
+def test_tests_that_do_not_use_the_plugin_load_nothing(theirs):
+    """A run of tests that do not use the plugin loads nothing but the plugin's own module."""
     run(
         theirs,
         """
@@ -66,7 +66,7 @@ def test_whoever_does_not_ask_pays_nothing(theirs):
 
 
 def test_jobs_on_this_machine(theirs):
-    """Jobs are submitted from a file or from a mapping, run, and are ended with their test, whatever it left."""
+    """Jobs are submitted from a file or from a mapping, and run. What a test leaves running ends with the test."""
     run(
         theirs,
         """
@@ -87,7 +87,8 @@ def test_jobs_on_this_machine(theirs):
 
 
 def test_failed_test_shows_how_its_job_ended(theirs):
-    """An exit code alone sends its reader into a folder below /tmp."""
+    """The report has the job's error and an `explain` command: with an exit code alone, its reader would have to
+    search a folder below /tmp."""
     result = run(
         theirs,
         """
@@ -102,7 +103,7 @@ def test_failed_test_shows_how_its_job_ended(theirs):
 
 @pytest.mark.slurm
 def test_jobs_on_a_slurm(theirs):
-    """Marked tests share one Slurm, as large as the largest of them wants it, and jobs go there."""
+    """Marked tests share one Slurm with as many nodes as the largest of them needs, and their jobs run there."""
     run(
         theirs,
         """
@@ -126,7 +127,8 @@ def test_jobs_on_a_slurm(theirs):
 
 
 def test_flows(theirs):
-    """A flow that passes tells how it went; one that does not fails its test with what was found, and where."""
+    """A flow that passes returns its faults and recoveries. A flow that fails, fails its test with the finding and
+    its line."""
     theirs.makefile(
         ".yaml", survives=PASSING, wishes=PASSING.replace("cycle: 1", "cycle: 2") + "limits: {wall: 15s}\n"
     )
@@ -154,7 +156,7 @@ def test_flows(theirs):
 
 
 def test_hung_test_shows_stacks(theirs):
-    """Where pytest-timeout ends a test, the report has the stacks of its jobs' workers and of all who run them."""
+    """Where pytest-timeout ends a test, the report has the stacks of its jobs' workers and of the other processes."""
     result = run(
         theirs,
         """
@@ -171,8 +173,8 @@ def test_hung_test_shows_stacks(theirs):
     result.stdout.fnmatch_lines(["*job local-*: processes/*"])
 
 
-def test_bound_of_our_own(theirs):
-    """Without pytest-timeout the plugin's own bound ends the jobs, and with them the wait for them."""
+def test_timeout_of_the_plugin(theirs):
+    """Without pytest-timeout the plugin's own timeout ends the jobs, and so the test's wait for them."""
     theirs.makeini("[pytest]\nnvrx_slurm_timeout = 5s\n")
     result = run(
         theirs,
@@ -199,7 +201,7 @@ def test_without_slurm(theirs, monkeypatch, ci, outcome):
 
 
 def test_bad_markers(theirs):
-    """Each that says something else is named before any test runs."""
+    """Each marker with wrong arguments is named before any test runs."""
     arguments = ["nodes=0", "nodes='many'", "size=3", "1, 2"]
     tests = [f"@pytest.mark.slurm({each})\ndef test_{index}(): pass\n" for index, each in enumerate(arguments)]
     result = run(theirs, "\n".join(["import pytest", *tests]))
@@ -210,7 +212,7 @@ def test_bad_markers(theirs):
 
 @pytest.mark.slurm
 def test_killed_session_leaves_nothing(theirs):
-    """SIGKILL to pytest: its job and its Slurm end all the same, within seconds."""
+    """After SIGKILL of pytest, its job and its Slurm still end, within seconds."""
     theirs.makepyfile(
         test_theirs="""
         from pathlib import Path

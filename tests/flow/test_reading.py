@@ -1,4 +1,4 @@
-"""Reading real jobs: while they run, while they end, while their store dies, and after all is gone."""
+"""Reading real jobs: while they run, while they end, while their store dies, and after all processes are gone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(*args: str, base: Path) -> list[str]:
 
 
 def nvrx(*args: str, job: RunningJob, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run one of the reading commands on a job's base folder, as a pipe sees it."""
+    """Run one of the reading commands on a job's base folder, with its output to a pipe."""
     done = run_command([*args, "--folder", str(job.folder.path.parent)], timeout=WAIT_S)
     if check:
         done.check_returncode()
@@ -45,7 +45,7 @@ def nvrx(*args: str, job: RunningJob, check: bool = True) -> subprocess.Complete
 
 
 def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: int = 4) -> None:
-    """The cycle's workers run, and the journal says so; these nodes have joined."""
+    """Wait until the cycle's workers run, the journal has their start, and these nodes have joined."""
     gate.wait(workers, cycle=cycle)
     for node in job.expect(RendezvousClosed, cycle=cycle).nodes:
         job.expect(WorkersStarted, cycle=cycle, node=node)
@@ -54,9 +54,9 @@ def all_here(job: RunningJob, gate: Gate, *nodes: str, cycle: int = 0, workers: 
 
 
 def lose_a_node(job: RunningJob, gate: Gate, node: str = "n2") -> None:
-    """Once all that its ranks have said in cycle 0 is in their files: what is in a dead node's pipes is lost."""
+    """Kill a node, once its ranks' output of cycle 0 is in their files: output in a dead node's pipes is lost."""
     logs = job.folder.cycle_logs("main-0", 0, 0)
-    until(lambda: all((logs / f"rank-{rank}.out").read_text() for rank in range(4)), "every rank has said a word")
+    until(lambda: all((logs / f"rank-{rank}.out").read_text() for rank in range(4)), "every rank to have printed")
     job.kill_node(node)
     gate.wait(4, cycle=1)
     job.expect(Recovered, cycle=1)
@@ -68,7 +68,7 @@ def journal_lines(folder: JobFolder) -> list[str]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts commands, and after the test sees to it that none is left."""
+    """Starts commands. Teardown kills those that still run."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(argv: list[str], **options: object) -> subprocess.Popen[str]:
@@ -85,8 +85,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
-    """A job that waits in its first cycle while tests read it. It goes on whatever becomes of its readers, and ends
-    well."""
+    """A job that waits in its first cycle while tests read it. The end of a reader does not disturb it, and it ends
+    with 0."""
     gate = Gate()
     job = start_local(gate_plan(gate, tmp_path_factory.mktemp("running")))
     try:
@@ -102,7 +102,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
 
 @dataclass(frozen=True)
 class Followed:
-    """A job that has lost a node, run on with its spare and ended, and what those printed who followed it."""
+    """A job that has lost a node, run on with its spare and ended, and the output of the commands that followed
+    it."""
 
     job: RunningJob
     events: subprocess.CompletedProcess[str]
@@ -139,7 +140,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
 
 
 def test_status_of_a_running_job(running: RunningJob) -> None:
-    """While a job runs, its store tells nodes, ranks, spares and cycle; the page and the object agree."""
+    """While a job runs, `status` has its nodes, ranks, spares and cycle from the store; text and JSON agree."""
     job = running
     shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
     assert (shown["state"], shown["cycle"], shown["spares_left"]) == ("running", 0, ["n3"])
@@ -153,7 +154,8 @@ def test_status_of_a_running_job(running: RunningJob) -> None:
 
 
 def test_everything_can_be_read_after_job_and_store_are_gone(followed: Followed) -> None:
-    """From the folder alone: how it ended, the recovery and its phases, the events, the ranks' output."""
+    """From the folder alone, the commands read how the job ended, its recovery with phases, its events, and the
+    ranks' output."""
     job = followed.job
     assert job.folder.read_store() is None
     shown = json.loads(nvrx("status", "j1", "--json", job=job).stdout)
@@ -196,7 +198,7 @@ def test_a_reader_outlives_the_store(run_local: RunLocal, gate: Gate, tmp_path: 
 
 
 def test_a_reader_goes_on_after_what_it_has(running: RunningJob, tmp_path: Path) -> None:
-    """Live from the store or from the folder: `after` skips exactly the entries up to it."""
+    """On a running job, from the folder or from the store alone, `after` skips exactly the entries up to it."""
     everything = source.so_far(running.folder)
     for after in (0, 1, len(everything) - 1, len(everything)):
         for folder in (running.folder, without_file(running.folder, tmp_path / f"store-only-{after}")):
@@ -205,13 +207,13 @@ def test_a_reader_goes_on_after_what_it_has(running: RunningJob, tmp_path: Path)
 
 
 def test_a_reader_of_a_job_that_has_ended_goes_on_after_what_it_has(followed: Followed) -> None:
-    """The same from the folder alone."""
+    """On a job that has ended, `after` skips the entries up to it, from the folder alone."""
     with closing(source.Journal(followed.job.folder, after=3)) as journal:
         assert journal.catch_up()[0].n == 4
 
 
 def test_an_unreachable_store_leaves_the_folder(running: RunningJob) -> None:
-    """Where the store does not answer, a running job's page comes from the folder, and says so."""
+    """Where the store does not answer, the status of a running job comes from the folder, and says so."""
     store = child_of(running.process.pid, "valkey-server")
     os.kill(store, signal.SIGSTOP)
     try:
@@ -232,7 +234,8 @@ def test_logs_are_followed_from_cycle_to_cycle(followed: Followed) -> None:
 
 
 def test_a_choice_of_logs(followed: Followed) -> None:
-    """One cycle of all ranks comes marked and in order; a wrong rank or cycle is one clear error."""
+    """The output of all ranks in one cycle is printed with their names, in order. A wrong rank, cycle or replica is
+    one clear error."""
     shown = nvrx("logs", "j1", "--cycle", "0", "--stdout", job=followed.job)
     assert shown.stdout.splitlines() == [f"[main-0 {rank}] rank {rank} waits" for rank in range(4)]
     for args, message in (
@@ -247,7 +250,7 @@ def test_a_choice_of_logs(followed: Followed) -> None:
 
 
 def test_an_unknown_job_is_one_clear_error(followed: Followed) -> None:
-    """Each reading command names the jobs that there are, and exits with 2."""
+    """For an unknown job, each reading command names the jobs that exist, and exits with 2."""
     for args in (("status", "j2"), ("events", "j2"), ("logs", "j2"), ("status", "--watch", "j2")):
         failed = nvrx(*args, job=followed.job, check=False)
         assert failed.returncode == 2, failed
@@ -258,7 +261,7 @@ def test_an_unknown_job_is_one_clear_error(followed: Followed) -> None:
 def test_watching_through_a_pipe_prints_events_and_a_summary(
     run_local: RunLocal, gate: Gate, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """Without a terminal `status --watch` prints the journal's lines and how it went; standard error says why."""
+    """Without a terminal `status --watch` prints the journal's lines and a summary; standard error has the cause."""
     job = run_local(gate_plan(gate, tmp_path, max_restarts=0))
     all_here(job, gate, "n3")
     watcher = start(command("status", "j1", "--watch", base=job.folder.path.parent))
@@ -301,7 +304,8 @@ def test_watching_on_a_terminal_ends_with_the_summary(
 def test_a_watch_ends_with_its_terminal_or_its_reader(
     is_terminal: bool, running: RunningJob, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """Also without SIGHUP, and without anything to write. The job goes on."""
+    """`status --watch` ends with 130 when its terminal or its reader closes, also without SIGHUP and without anything
+    to write. The job goes on."""
     reading, inside = pty.openpty() if is_terminal else os.pipe()
     watcher = start(command("status", "j1", "--watch", base=running.folder.path.parent), stdout=inside)
     os.close(inside)
@@ -318,7 +322,7 @@ def test_a_watch_ends_with_its_terminal_or_its_reader(
 def test_ctrl_c_ends_a_reader_and_not_the_job(
     words: list[str], running: RunningJob, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """It exits with 130, and says that the job goes on, where its logs are, and what would end it."""
+    """The reader exits with 130, and prints that the job goes on, where its logs are, and what would end it."""
     reader = start(command(*words, base=running.folder.path.parent))
     stream = reader.stderr if words[0] == "wait" else reader.stdout
     assert stream is not None
@@ -333,7 +337,7 @@ def test_ctrl_c_ends_a_reader_and_not_the_job(
 def test_sigterm_ends_a_watch_and_shows_the_cursor_again(
     running: RunningJob, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """The live screen hides it. The job goes on."""
+    """SIGTERM ends `status --watch`, and the cursor that its live screen hides is shown again. The job goes on."""
     terminal, inside = pty.openpty()
     argv = command("status", "j1", "--watch", base=running.folder.path.parent)
     watcher = start(argv, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm-256color"})
@@ -346,7 +350,8 @@ def test_sigterm_ends_a_watch_and_shows_the_cursor_again(
 
 
 def test_sighup_ends_a_watch(running: RunningJob, start: Callable[..., subprocess.Popen[str]]) -> None:
-    """The kernel sends it to the processes of a terminal that is closed."""
+    """SIGHUP, which the kernel sends to the processes of a closed terminal, ends `status --watch`. The job goes
+    on."""
     watcher = start(command("status", "j1", "--watch", base=running.folder.path.parent))
     assert watcher.stdout is not None
     watcher.stdout.readline()
@@ -384,7 +389,7 @@ def test_a_job_that_was_killed_whole_died(
 
 
 def without_file(folder: JobFolder, path: Path) -> JobFolder:
-    """A folder that knows the job's store, and has no journal of its own."""
+    """A folder that has the address of the job's store, and no journal of its own."""
     other = JobFolder(path / folder.job_id)
     other.create()
     address = folder.read_store()
@@ -402,7 +407,7 @@ def read_until(terminal: int, words: str | None) -> str:
         assert ready, f"{words!r} did not appear in {WAIT_S} s:\n{shown[-4000:]}"
         try:
             data = os.read(terminal, 65536)
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: no process has the terminal open any more
             data = b""
         if not data:
             assert words is None, shown[-4000:]

@@ -34,7 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["phone-light", "desktop-dark"])
 def page(request: pytest.FixtureRequest, tab: Tab, report: Path) -> Iterator[Page]:
-    """The page on a screen. What it does is the same at each size and in both themes: two stand for all."""
+    """The page on two of the screens: its behaviour is the same at each size and in both themes."""
     yield from opened(tab, report, SCREENS[request.param])
 
 
@@ -66,7 +66,7 @@ def test_everything_is_drawn(looked_at: Page) -> None:
 
 
 def test_it_is_accessible_and_fits(looked_at: Page) -> None:
-    """axe-core finds nothing, with all that folds open; and the page itself does not scroll sideways."""
+    """With all folds open, axe-core finds no violation, and the page itself does not scroll sideways."""
     looked_at.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     found = Axe().run(looked_at)
     assert found.violations_count == 0, found.generate_report()
@@ -89,7 +89,7 @@ def test_hostile_texts_stay_texts(page: Page) -> None:
 
 
 def test_a_mark_opens_its_failure(page: Page) -> None:
-    """By keyboard: the mark is reached, Enter opens the failure, and the focus is there."""
+    """By keyboard: with the focus on a mark, Enter opens its failure and moves the focus there."""
     mark = page.locator("#timeline .marks button").first
     mark.focus()
     page.keyboard.press("Enter")
@@ -112,7 +112,7 @@ def test_the_timeline_zooms_by_keyboard(page: Page) -> None:
 
 
 def test_the_journal_is_searched(page: Page) -> None:
-    """Words and an event filter together; Escape brings all back."""
+    """Words and an event filter the journal, and Escape shows all entries again."""
     everything = page.locator("#journal .found").inner_text()
     page.keyboard.press("/")
     page.keyboard.type("N2 lost")
@@ -125,8 +125,8 @@ def test_the_journal_is_searched(page: Page) -> None:
 
 
 def test_a_large_job_is_aggregated(tab: Tab, tmp_path: Path) -> None:
-    """1,000 nodes and 10,000 entries: nodes that did the same share a row, each can be seen alone, and only what is
-    in sight is an element."""
+    """1,000 nodes and 10,000 entries: nodes with the same history share a row, each node can be shown alone, and only
+    visible rows are elements of the page."""
     folder = write_job(tmp_path, "1", nodes=1000, spares=8, events=10_000)
     report = job_report(folder).write(tmp_path / "large.html")
     assert report.stat().st_size < 5_000_000
@@ -144,7 +144,7 @@ def test_a_large_job_is_aggregated(tab: Tab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("screen", ["phone-dark", "desktop-light"])
 def test_the_page_of_all_jobs(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str) -> None:
-    """It asks for nothing, axe-core finds nothing, and it does not scroll sideways."""
+    """The page of all jobs requests nothing, axe-core finds no violation, and it does not scroll sideways."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fleet = read_fleet([write_eventful(tmp_path / "jobs")], since=BEGIN)
     report = tmp_path / "fleet.html"

@@ -1,4 +1,4 @@
-"""examples/rollouts as jobs: what is read is what was played, all of it, whoever dies in between."""
+"""examples/rollouts as jobs: the policy reads all that was played, whichever node dies in between."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(folder: JobFolder, replica: str, cycle: int = 0) -> list[str]:
 
 
 def rings_of(pids: set[int]) -> list[str]:
-    """What processes have in the node's memory."""
+    """The rings of these processes in the node's memory."""
     return [path.name for path in Path("/dev/shm").glob("nvrx-ring-*") if int(path.name.split("-")[2]) in pids]
 
 
@@ -49,7 +49,7 @@ def pids_of(job: RunningJob) -> set[int]:
 
 
 def kill_the_node_of(job: RunningJob, replica: str) -> str:
-    """Once that replica works, and with a spare that stands by."""
+    """Kill the replica's node, once the replica has made progress and all nodes, the spare included, have joined."""
     for node in range(1, 6):
         job.agent_pid(f"n{node}")
     node = str(job.expect(Progress, replica=replica, timeout=LONGEST_S).node)
@@ -59,7 +59,7 @@ def kill_the_node_of(job: RunningJob, replica: str) -> str:
 
 
 def test_the_example_reads_all_that_was_played(tmp_path):
-    """job.yaml, but for its length: nothing is skipped, the policy learns, and no ring is left."""
+    """With job.yaml, except for its length, nothing is skipped, the policy learns, and no ring is left."""
     command = f"{sys.executable} policy.py --payloads 60 --step-time 0.02"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -79,9 +79,10 @@ def test_the_example_reads_all_that_was_played(tmp_path):
 
 
 def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_local: RunLocal, tmp_path):
-    """The spare takes its place and publishes: the policy ends only once it has read that, too."""
+    """The spare replaces the rollout's node and publishes: the policy ends only once it has read those payloads
+    too."""
     options = ("--payloads", "40", "--of-replacements", "5", "--skipped", "1")
-    stops_itself = ("/bin/sh", "-c", 'kill -STOP $$; exec "$@"', "sh")  # so the rollout that dies leaves all unread
+    stops_itself = ("/bin/sh", "-c", 'kill -STOP $$; exec "$@"', "sh")  # so no payload of the dead rollout is read
     job = run_local(rollouts_job(tmp_path, *options, before=stops_itself))
     kill_the_node_of(job, "rollout-1")
     (policy,) = job.expect(WorkersStarted, replica="policy-0").pids.values()
@@ -98,8 +99,8 @@ def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_loca
 
 
 def test_the_policys_replacement_reads_on(run_local: RunLocal, tmp_path):
-    """What the dead one has read is stale; what it has not, its successor reads, and the rollouts are never started
-    again."""
+    """Payloads that the dead policy has read are stale. Its replacement reads the others, and the rollouts are never
+    restarted."""
     job = run_local(rollouts_job(tmp_path, "--payloads", "400"))
     kill_the_node_of(job, "policy-0")
     assert job.finish(LONGEST_S) == 0, job.story()
@@ -110,7 +111,7 @@ def test_the_policys_replacement_reads_on(run_local: RunLocal, tmp_path):
 
 @pytest.mark.parametrize("script", ["policy.py", "rollout.py"])
 def test_outside_of_a_job_it_says_what_it_lacks(script, tmp_path):
-    """One clear line at the end of whatever Python prints."""
+    """Outside of a job each script exits with 1, and prints one clear line at the end of Python's output."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("NVRX_")}
     done = subprocess.run(
         [sys.executable, EXAMPLE / script], env=outside, capture_output=True, text=True, timeout=LONGEST_S

@@ -51,7 +51,7 @@ def run(gate, tmp_path):
 
 
 def test_output_to_a_full_disk_does_not_end_the_job(run, gate):
-    """Neither the batch host's first line nor what the command shows."""
+    """A full disk at stdout ends the job neither at the batch host's first line nor at the command's output."""
     with Path("/dev/full").open("w") as full:
         process = run(stdout=full, stderr=subprocess.PIPE)
     gate.wait(2, cycle=0)
@@ -59,8 +59,9 @@ def test_output_to_a_full_disk_does_not_end_the_job(run, gate):
     assert process.wait(30) == 0
 
 
-def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):
-    """Done is 0; the screen, here a pipe, has the events, what the workers print, and the summary."""
+def test_run_ends_with_the_jobs_exit_code_and_prints_its_events(run, gate):
+    """The exit code of a job that is done is 0. The output, here to a pipe, has the events, what the workers print,
+    and the summary."""
     process = run(nodes=2, workers_per_node=1, spares=1)
     gate.wait(2, cycle=0)
     gate.open()
@@ -72,7 +73,8 @@ def test_run_ends_with_the_jobs_exit_code_and_tells_its_story(run, gate):
 
 
 def test_failed_job_gives_its_code(run, gate):
-    """A spent budget is exit code 1 here too. Standard error says why; `--quiet` leaves the workers' lines to it."""
+    """With a spent budget `run` exits with 1 too. Standard error says why; with `--quiet` only standard error has the
+    workers' lines."""
     process = run("--quiet", stderr=subprocess.PIPE, fault_tolerance={"max_restarts": 0})
     gate.wait(2, cycle=0)[1].go(exit_code=4)
     output, why = process.communicate(timeout=30)
@@ -83,7 +85,7 @@ def test_failed_job_gives_its_code(run, gate):
 
 
 def test_failed_job_gives_its_code_to_a_caller_that_ignores_sigchld(tmp_path):
-    """Some daemons do, and their children inherit it."""
+    """Some daemons ignore SIGCHLD, and their children inherit that: `run` still ends with the job's exit code."""
     ignored = [sys.executable, "-c", IGNORES_SIGCHLD, *CLI, "run", "-N", "1", "--", "sh", "-c", "exit 5"]
     done = subprocess.run(ignored, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
@@ -91,7 +93,8 @@ def test_failed_job_gives_its_code_to_a_caller_that_ignores_sigchld(tmp_path):
 
 
 def test_ctrl_c_ends_the_job_cleanly(run, gate):
-    """SIGINT to the foreground group, as a terminal sends it: workers gone, 130, and where the logs are."""
+    """After SIGINT to the foreground group, as a terminal sends it, no process is left, the exit code is 130, and the
+    output says where the logs are."""
     process = run()
     workers = gate.wait(2, cycle=0)
     everybody = descendants(process.pid)
@@ -103,7 +106,8 @@ def test_ctrl_c_ends_the_job_cleanly(run, gate):
 
 
 def test_a_second_ctrl_c_kills(run, gate, tmp_path):
-    """Workers that ignore the stop signal, and have an hour, do not hold up who presses twice; the code stays."""
+    """A second Ctrl-C kills workers that ignore the stop signal and have an hour of grace. The exit code stays
+    130."""
     process = run(command=list(gate_command(gate, STUBBORN)), fault_tolerance={"teardown": {"grace": "1h"}})
     workers = gate.wait(2, cycle=0)
     os.killpg(process.pid, signal.SIGINT)
@@ -116,7 +120,7 @@ def test_a_second_ctrl_c_kills(run, gate, tmp_path):
 
 @pytest.mark.parametrize("moment", ["job.sh", "job.json", "plan.json", "store.json"])
 def test_ctrl_c_at_any_moment_of_the_start_leaves_a_summary(run, tmp_path, moment):
-    """As soon as a file of the job is there: no traceback, 130, a result, and no process."""
+    """Ctrl-C as soon as a file of the job exists: no traceback, exit code 130, a result, and no process left."""
     process = run(setup=["sleep 0.01"])
     jobs = tmp_path / "nvrx-jobs"
     until(lambda: list(jobs.glob(f"local-*/{moment}")), moment)
@@ -127,12 +131,12 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_a_summary(run, tmp_path, momen
     assert b"Traceback" not in output
     assert b"exit code 130: interrupted\n  logs " in output
     assert next(jobs.glob("local-*/result.json")).is_file()
-    if everybody or moment != "job.sh":  # which is there before the first process is
+    if everybody or moment != "job.sh":  # which exists before the first process does
         wait_gone(everybody)
 
 
 def test_ctrl_c_during_the_first_imports_prints_nothing(tmp_path):
-    """The command ends by the signal itself, as a program that has not begun to do anything."""
+    """The command dies by SIGINT itself, without output, as a program that has not begun to do anything."""
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "nvrx_slurm", "run"]
@@ -141,7 +145,7 @@ def test_ctrl_c_during_the_first_imports_prints_nothing(tmp_path):
 
 
 def test_a_failed_line_of_setup_fails_the_job_and_is_named(run, tmp_path):
-    """At its end, in the result, and by `explain`; no worker is started."""
+    """The failed line is named at the end of the output, in the result, and by `explain`. No worker is started."""
     process = run(setup=["true", "module load nosuch"], stderr=subprocess.PIPE)
     _, why = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -154,7 +158,7 @@ def test_a_failed_line_of_setup_fails_the_job_and_is_named(run, tmp_path):
 
 
 def test_a_setup_that_exits_with_0_is_no_success(run, tmp_path):
-    """Nothing has run: the exit code is 1, and the reason names the command that has ended the script."""
+    """No worker has run: the exit code is 1, and the reason names the command that has ended the script."""
     process = run(setup=["exit 0"])
     process.communicate(timeout=30)
     assert process.returncode == 1
@@ -175,8 +179,8 @@ def test_a_reader_that_has_gone_does_not_end_the_job(run, gate):
     assert process.wait(30) == 0
 
 
-def test_a_closed_terminal_is_told_as_such(run, gate, tmp_path):
-    """SIGHUP ends the job cleanly; `explain` and `wait` say what it was."""
+def test_a_closed_terminal_is_reported_as_the_reason(run, gate, tmp_path):
+    """SIGHUP ends the job cleanly; `explain` and `wait` report that the terminal was closed."""
     process = run()
     gate.wait(2, cycle=0)
     process.send_signal(signal.SIGHUP)
@@ -204,7 +208,7 @@ def test_a_job_whose_folder_is_removed_runs_on_and_ends(run, gate, tmp_path, rem
 
 
 def test_a_killed_batch_host_ends_a_job_whose_folder_is_removed(run, gate, tmp_path):
-    """No file says which process ran the job: the command knows it from before."""
+    """With the folder gone, no file names the batch host's process. The command has read its pid before, and ends."""
     process = run("--quiet")
     gate.wait(2, cycle=0)
     [job] = (tmp_path / "nvrx-jobs").glob("local-*")

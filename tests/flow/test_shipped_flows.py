@@ -1,4 +1,4 @@
-"""The flows that ship: each loads, can be done where it says, and a few of them run embedded."""
+"""The flows that ship: each loads and can run on the stages that it names, and a few of them run embedded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_there_is_a_flow_for_each_way_in_which_jobs_break():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_flow_can_be_done_where_it_says(file):
-    """A flow has the name of its file, says what it is about in a sentence, and asks nothing of a stage that this
-    cannot do."""
+def test_flow_can_run_on_the_stages_that_it_names(file):
+    """A flow has the name of its file, a sentence on what it is about, and no need that one of its stages cannot
+    meet."""
     flow = load_flow(file)
     assert flow.name == file.stem
     assert flow.about.endswith(".")
@@ -33,7 +33,7 @@ def test_flow_can_be_done_where_it_says(file):
 
 
 def test_every_job_file_is_used():
-    """A job that no flow runs would rot."""
+    """Each job file is run by a flow: an unused one would break unnoticed."""
     used = {flow.job.resolve() for flow in load_flows([CI / "flows"])}
     assert used == {path.resolve() for path in (CI / "jobs").glob("*.yaml")}
 

@@ -22,7 +22,8 @@ NEVER = -1
 
 
 def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate, tmp_path):
-    """With `store.url` no server is started; two jobs of the same id do not meet; all keys go by themselves."""
+    """With `store.url` no server is started, two jobs of the same id share no key, and all keys expire by
+    themselves."""
     server = Valkey(tmp_path / "site")
     try:
         two_jobs(run_local, gate, tmp_path, f"redis://127.0.0.1:{server.port}/0")
@@ -31,7 +32,7 @@ def test_job_runs_on_a_sites_own_store_and_leaves_it_clean(run_local, gate, tmp_
             assert len([key for key in keys if key.endswith(b"journal_n")]) == 2
             left_s = {key: client.ttl(key) for key in keys}
             assert NEVER not in left_s.values(), left_s
-            lasting = [ttl_s for key, ttl_s in left_s.items() if not key.endswith(b":lease")]  # it may end now
+            lasting = [ttl_s for key, ttl_s in left_s.items() if not key.endswith(b":lease")]  # it may expire now
             assert all(0 < ttl_s <= 3600 for ttl_s in lasting), left_s
     finally:
         server.end()
@@ -51,8 +52,9 @@ def two_jobs(run_local, gate, tmp_path, url):
         gate.forget()
 
 
-def test_a_password_that_is_gone_by_the_jobs_start_is_its_end(run_local, gate, tmp_path):
-    """A job may wait in the queue for days. Its result says what is wrong, and is no failure of the workload."""
+def test_a_password_that_is_gone_by_the_jobs_start_ends_the_job(run_local, gate, tmp_path):
+    """A password file may be removed while the job waits in the queue for days. The job's result names the setting,
+    and its exit code is not that of a failed workload."""
     store = StoreSpec(url="redis://127.0.0.1:1/0", password_file=str(tmp_path / "gone"))
     job = run_local(msgspec.structs.replace(gate_plan(gate, tmp_path), store=store))
     assert job.finish() == EXIT_USAGE
@@ -60,8 +62,8 @@ def test_a_password_that_is_gone_by_the_jobs_start_is_its_end(run_local, gate, t
 
 
 def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local, gate, tmp_path):
-    """While the site's server refuses writes no worker is touched. A failure meanwhile is dealt with once there is
-    space again, and the server still keeps its file."""
+    """While the site's server refuses writes no worker is touched. A failure meanwhile is handled once there is space
+    again, and the server still has `appendonly yes`."""
     disk = SmallDisk("size=24m")
     server = Valkey(disk.path / "valkey")
     raw = redis.Redis(port=server.port, password=PASSWORD, decode_responses=True)
@@ -76,7 +78,7 @@ def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local
             while True:
                 raw.set("ballast", "x" * 10_000)
         os.kill(before[0].pid, signal.SIGKILL)
-        until(lambda: "refuses writes" in job_logs(job), "the job says what it waits for")
+        until(lambda: "refuses writes" in job_logs(job), "the job to log what it waits for")
         assert all(is_alive(before[rank].pid) for rank in (2, 3))
         disk.free()
         gate.wait(4, cycle=1)
@@ -91,8 +93,8 @@ def test_job_waits_for_a_sites_disk_and_leaves_its_configuration_alone(run_local
 
 @pytest.mark.parametrize("has_copy", [False, True], ids=["all of it", "the newest"])
 def test_job_goes_on_when_a_sites_store_has_lost_its_data(run_local, gate, tmp_path, has_copy):
-    """It is killed, and starts with nothing, or with what it had a while ago: all agents join again, and the job ends
-    as ever."""
+    """The site's store is killed, and starts without data or with an older copy: all agents join again, and the job
+    ends with 0."""
     server = Valkey(tmp_path / "site")
     data, copy = tmp_path / "site" / "appendonlydir", tmp_path / "copy"
     try:

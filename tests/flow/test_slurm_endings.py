@@ -1,4 +1,4 @@
-"""How Slurm ends a job, and what the job makes of the time that it has: cancel, preemption, the time limit."""
+"""How Slurm ends a job, and how the job uses the time that it has: cancel, preemption, the time limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = "teardown: {grace: 1h, checkpoint_signal: USR1, checkpoint_timeout: 1h}"
 
 @pytest.fixture(scope="module")
 def strict_cluster():
-    """A Slurm of three nodes that kills early, and preempts."""
+    """A Slurm of three nodes with a short KillWait and with preemption."""
     with DevCluster.up(name=f"test-strict-{os.getpid()}", nodes=3, settings=SETTINGS) as cluster:
         yield cluster
 
@@ -38,7 +38,7 @@ def jobs(strict_cluster, gate, tmp_path):
 
 @pytest.fixture
 def patient_jobs(gate, tmp_path):
-    """Jobs on a Slurm that completes the job of a dead node for longer than any test."""
+    """Jobs on a Slurm that keeps a job with a dead node in COMPLETING for longer than any test runs."""
     settings = {"SlurmdTimeout": "300"}
     with DevCluster.up(name=f"test-patient-{os.getpid()}", nodes=3, settings=settings) as cluster:
         jobs = SlurmJobs(cluster, gate, tmp_path)
@@ -51,7 +51,7 @@ def saved(jobs):
 
 
 def signal_batch_host(jobs, job, name):
-    """What Slurm does ahead of the time limit (`sbatch --signal=B:…`), now."""
+    """Send the signal that Slurm sends ahead of the time limit (`sbatch --signal=B:…`) now."""
     jobs.command("scancel", "--batch", f"--signal={name}", job.folder.job_id)
 
 
@@ -76,7 +76,8 @@ def test_cancelled_job_kills_before_slurm_does(jobs):
 
 
 def test_cancelled_job_is_not_done_though_its_workers_exit_with_0(jobs):
-    """They save at SIGTERM, which Slurm sends to them and to the batch host in one moment."""
+    """The workers save and exit with 0 at SIGTERM, which Slurm sends to them and to the batch host at the same
+    moment. The job still ends with 143."""
     job = jobs.start(CALM, command=gate_command(jobs.gate, POLITE))
     jobs.running(job, 2)
     job.process.cancel()
@@ -86,7 +87,7 @@ def test_cancelled_job_is_not_done_though_its_workers_exit_with_0(jobs):
 
 
 def test_second_signal_skips_to_the_kill(jobs):
-    """The first SIGTERM starts a teardown as long as KillWait allows; the second, some seconds on, ends it."""
+    """The first SIGTERM starts a teardown as long as KillWait allows; the second, some seconds later, ends it."""
     job = jobs.start(LONG, command=gate_command(jobs.gate, STUBBORN))
     jobs.running(job, 2)
     signal_batch_host(jobs, job, "TERM")
@@ -144,8 +145,8 @@ def test_job_that_is_cancelled_while_it_saves_ends_before_slurm_kills(jobs):
 
 
 def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
-    """A node that answers nobody would keep the job beyond KillWait: the batch host ends it before Slurm does, and
-    the exit code is on file; nothing is left once the node thaws."""
+    """A frozen node would keep the job beyond KillWait: the batch host ends the job before Slurm does, and the exit
+    code is on file. No process is left once the node thaws."""
     job = jobs.start(CALM)
     jobs.running(job, 2)
     jobs.cluster.stop_node("n2")
@@ -154,7 +155,7 @@ def test_cancelled_job_with_a_frozen_node_leaves_its_result_in_time(jobs):
     result = job.folder.read_result()
     assert result is not None
     assert (result.exit_code, result.reason) == (143, "it did not end in time, and was ended by the batch host")
-    assert not job.folder.store_dir.exists()  # it had the time to clear away
+    assert not job.folder.store_dir.exists()  # the batch host had the time to remove it
     jobs.cluster.restore_node("n2")
     jobs.all_gone(job)
 

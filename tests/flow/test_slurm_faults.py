@@ -25,7 +25,7 @@ open_section.__enter__()
 """
 
 STATUS_LINES = (
-    r"^n1 +active +main-0 +0 +7 .* \d+ ms ",  # its last beat, and its last step
+    r"^n1 +active +main-0 +0 +7 .* \d+ ms ",  # its last heartbeat, and its last step
     r"^n3 +standby ",
     r"^main-0 +0 +n1 +7 +0 .* evaluation ",  # rank, node, step, lag, section
     r"^main-0 +1 +n2 +7 +0 .* evaluation ",
@@ -46,9 +46,9 @@ def ends_well(jobs, job):
     jobs.all_gone(job)
 
 
-def test_killed_node_says_in_the_journal_what_slurm_made_of_it(jobs):
-    """slurmd, step and workers of a node killed at once: proven dead within moments, while Slurm, asked then, still
-    holds the node for one in use."""
+def test_journal_has_slurms_state_of_a_killed_node(jobs):
+    """slurmd, step and workers of a node are killed at once: the node's death is proven within moments, while Slurm,
+    asked then, still reports the node as in use."""
     job = jobs.start(CALM, nodes=2, spares=1)
     jobs.running(job, 2)
     settled(job, 3)
@@ -75,9 +75,9 @@ def test_dump_prints_every_rank_of_a_running_job(jobs):
     assert len(job.said(RendezvousOpened)) == 1
 
 
-def test_status_shows_beats_ranks_and_open_sections(jobs):
-    """`nvrx-slurm status` of a running job tells each node's last beat, each rank's step, and the section that it is
-    in."""
+def test_status_shows_heartbeats_ranks_and_open_sections(jobs):
+    """`nvrx-slurm status` of a running job shows each node's last heartbeat, each rank's step, and the section that
+    it is in."""
     job = jobs.start(CALM, spares=1, command=gate_command(jobs.gate, SECTIONED))
     jobs.running(job, 2)
     job.agent_pid("n3")
@@ -91,12 +91,12 @@ def test_status_shows_beats_ranks_and_open_sections(jobs):
 
 
 def test_store_that_cannot_come_back_ends_the_job(jobs):
-    """Killed for good, since its file is torn, the store takes the job with it: workers are killed, the reason is on
-    file, exit code 69."""
+    """A killed store that cannot start again, since its file is torn, ends the job with 69: workers are killed, and
+    the reason is on file."""
     job = jobs.start(CALM)
     workers = jobs.running(job, 2)
     host = job.folder.read_info().host_pid
-    os.kill(host, signal.SIGSTOP)  # it must not be faster than we are
+    os.kill(host, signal.SIGSTOP)  # else it restarts the store before the file is torn
     os.kill(jobs.process_of(job, "valkey-server"), signal.SIGKILL)
     for file in (job.folder.store_dir / "appendonlydir").glob("*.incr.aof"):
         file.write_bytes(b"torn\n" + file.read_bytes())
@@ -110,7 +110,7 @@ def test_store_that_cannot_come_back_ends_the_job(jobs):
 
 
 def test_wait_and_status_say_that_slurm_still_completes_a_job_that_has_ended(jobs):
-    """Slurm waits for the step of a dead node; the job's result is there long before."""
+    """Slurm waits for the step of a dead node. The job's result is written long before, and both commands say so."""
     job = jobs.start(CALM, nodes=2, spares=1)
     jobs.running(job, 2)
     settled(job, 3)

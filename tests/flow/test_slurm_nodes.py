@@ -1,4 +1,4 @@
-"""What a real Slurm says of nodes that are well, marked down, and lost."""
+"""What a real Slurm reports on nodes that are healthy, marked down, and lost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slurm(nodes=6)
 
-NOTICED_S = 90.0  # slurmctld takes 15 to 20 s to hold a silent node for down
+NOTICED_S = 90.0  # slurmctld marks a silent node as down after 15 to 20 s
 
 
 @pytest.fixture
 def cluster(healthy_cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> DevCluster:
-    """The session's Slurm, as the one that this process speaks to, far from UTC."""
+    """The session's Slurm, as the one that this process uses, in a time zone far from UTC."""
     for name, value in healthy_cluster.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TZ", "America/New_York")
@@ -30,25 +30,25 @@ def cluster(healthy_cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> Dev
 
 
 def once_down(name: str) -> SlurmNode:
-    """What Slurm says of the node, as soon as that begins with DOWN."""
+    """Slurm's answer on the node, once its state begins with DOWN."""
     seen: dict[str, SlurmNode] = {}
 
     def is_down() -> bool:
         seen.update(asyncio.run(node_states([name])))
         return name in seen and seen[name].state.startswith("DOWN")
 
-    until(is_down, f"Slurm to hold {name} for down", timeout=NOTICED_S)
+    until(is_down, f"Slurm to report {name} as down", timeout=NOTICED_S)
     return seen[name]
 
 
 def booted_at() -> float:
-    """When this machine, and with it every node of the cluster, was booted, by the kernel's word."""
+    """When this machine, and with it every node of the cluster, was booted, according to the kernel."""
     lines = Path("/proc/stat").read_text().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("btime")))
 
 
 def test_several_nodes_are_asked_about_at_once(cluster: DevCluster) -> None:
-    """One call tells each node's state and boot time, whatever zone the user is in; an unknown one is left out."""
+    """One call returns each node's state and boot time, in any time zone of the user; an unknown node is left out."""
     found = asyncio.run(node_states(["n1", "n3", "nope"]))
     assert {name: node.state for name, node in found.items()} == {"n1": "IDLE", "n3": "IDLE"}
     for node in found.values():
@@ -59,7 +59,8 @@ def test_several_nodes_are_asked_about_at_once(cluster: DevCluster) -> None:
 
 
 def test_a_lost_node_is_down_and_that_proves_nothing(cluster: DevCluster) -> None:
-    """Slurm says DOWN, and that it does not respond; of a frozen node, whose processes live, it says the same."""
+    """Slurm reports a killed node as DOWN and not responding, and reports the same of a frozen node, whose processes
+    live."""
     cluster.kill_node("n4")
     cluster.stop_node("n2")
     for found in (once_down("n4"), once_down("n2")):
@@ -67,8 +68,8 @@ def test_a_lost_node_is_down_and_that_proves_nothing(cluster: DevCluster) -> Non
         assert not found.proves_dead(heard_at=booted_at() + 1)
 
 
-def test_a_node_that_is_marked_down_says_who_did(cluster: DevCluster) -> None:
-    """The reason that somebody gave is told."""
+def test_a_node_that_is_marked_down_has_the_given_reason(cluster: DevCluster) -> None:
+    """Slurm's answer has the reason that was given when the node was marked down."""
     cluster.kill_node("n5")
     cluster.mark_down("n5")
     assert once_down("n5").reason == "nvrx-slurm"

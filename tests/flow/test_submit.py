@@ -1,4 +1,4 @@
-"""Submitting to a real Slurm, and following what becomes of it: by the port, from Python, from the command line."""
+"""Submitting jobs to a real Slurm, and following them: by the port, from Python, from the command line."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ fault_tolerance: {teardown: {grace: 2s}}
 
 @pytest.fixture
 def slurm(healthy_cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
-    """The session's Slurm, also for whatever this test starts."""
+    """The session's Slurm, also for the processes that this test starts."""
     for name, value in healthy_cluster.environment().items():
         monkeypatch.setenv(name, value)
     return SlurmCluster()
 
 
 class Gated:
-    """A batch script that waits at a pipe until it is let go."""
+    """A batch script that waits at a pipe until `let_go` is called."""
 
     def __init__(self, folder: Path, *flags: str, then: str = "true") -> None:
         self._pipe = folder / "pipe"
@@ -86,7 +86,8 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def test_python_takes_a_range_of_spares_as_job_yaml_does(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """In a spec, and where `submit` is told another: Slurm has both nodes, and the job knows that."""
+    """A range is valid in a spec and as an override of `submit`. Slurm gives all spares of the range, and the job's
+    plan has their number."""
     spec = nv.JobSpec(name="range", command="true", spares="0..1")  # type: ignore[arg-type]  # as `command`
     assert (spec.min_spares, spec.spares) == (0, 1)
     job = nv.submit(spec, spares="1..2", folder=tmp_path / "jobs")
@@ -98,7 +99,8 @@ def test_python_takes_a_range_of_spares_as_job_yaml_does(slurm: SlurmCluster, tm
 def test_the_users_srun_variables_are_not_the_agents(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm itself advises to export SRUN_CPUS_PER_TASK in scripts: srun would ask for more than the job has."""
+    """Slurm itself advises users to export SRUN_CPUS_PER_TASK in scripts. The agents' srun must ignore it, or it
+    would request more than the job has."""
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "512")
     job = nv.submit(nv.JobSpec(name="srun", command=("true",)), folder=tmp_path / "jobs")
     assert job.wait(timeout=60) == 0
@@ -120,8 +122,9 @@ def test_a_job_is_followed_from_submission_to_its_end(slurm: SlurmCluster, tmp_p
     assert (tmp_path / "jobs" / job_id / "job.sh").read_text() == gated.script
 
 
-def test_many_jobs_of_all_kinds_are_told_in_one_call(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Ended, failed, waiting, an array's elements, and one that never was."""
+def test_one_call_returns_the_states_of_many_jobs(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The jobs are one that has ended, one that has failed, one that is pending, an array, one of its tasks, and one
+    that never existed."""
     done = slurm.submit(script(), folder=tmp_path, name="a")
     failed = slurm.submit(script(body="exit 3"), folder=tmp_path, name="b")
     waiting = slurm.submit(script("--begin=now+1hour"), folder=tmp_path, name="c")
@@ -145,8 +148,8 @@ def test_a_waiting_job_can_be_cancelled(slurm: SlurmCluster, tmp_path: Path) -> 
 
 
 def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workplace: Path) -> None:
-    """`wait`, `status` and `ci run` give Slurm's reason. Cancelled in the queue it is cancelled for all of them, also
-    when Slurm has forgotten it."""
+    """`wait`, `status` and `ci run` give Slurm's reason. A job that is cancelled in the queue is cancelled for all
+    commands, also when Slurm has forgotten it."""
     (workplace / "job.yaml").write_text(f"{JOB}slurm: {{extra: {{hold: true}}}}\n")
     job_id = nvrx("submit", folder=workplace).stdout.strip()
     waiting = subprocess.Popen(
@@ -177,7 +180,7 @@ def test_a_pending_job_says_why_and_stays_cancelled(slurm: SlurmCluster, workpla
 
 
 def test_explain_asks_slurm_about_a_job_that_left_no_result(slurm: SlurmCluster, workplace: Path) -> None:
-    """No reader saw it end."""
+    """`explain` asks Slurm about a job that was cancelled in the queue, and whose end no other command saw."""
     job_id = nvrx("submit", "--set", "slurm.extra.hold=true", "job.yaml", folder=workplace).stdout.strip()
     slurm.cancel(job_id)
     explained = nvrx("explain", job_id, folder=workplace)
@@ -197,30 +200,30 @@ def test_a_job_waits_for_the_one_that_it_depends_on(slurm: SlurmCluster, workpla
 
 
 def test_a_job_that_never_was_cannot_be_cancelled(slurm: SlurmCluster) -> None:
-    """scancel itself would say nothing."""
+    """Cancelling an unknown job is an error, where scancel itself would print nothing."""
     with pytest.raises(UsageError, match="no job 999999"):
         slurm.cancel("999999")
 
 
 def test_what_slurm_refuses_leaves_nothing_behind(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Its own reason is told."""
+    """The error has Slurm's own reason, and no file is left."""
     with pytest.raises(SubmissionRefused, match="Invalid partition name specified"):
         slurm.submit(script("--partition=nope"), folder=tmp_path / "jobs", name="a")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_without_a_result_is_lost_with_its_state(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """A plain script that fails stands for exit code 1."""
+def test_a_job_without_a_result_has_the_exit_code_of_its_state(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A plain script that fails leaves no result: the exit code is 1, whatever code the script had."""
     job_id = slurm.submit(script(body="exit 7"), folder=tmp_path, name="a")
     assert Job(job_id, folder=tmp_path, cluster="slurm").wait(timeout=30) == 1
 
 
-# ---- several Slurms, or one made anew
+# ---- several Slurms, or one that is made again
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a")], ids=["beside each other", "at the same place"])
 def test_each_slurm_has_a_job_1(names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handles of one process do not take one for the other: the second did not end as the first did."""
+    """The handles of one process do not confuse job 1 of two Slurms: each has its own end."""
     ends = []
     for number, (name, begin) in enumerate(zip(names, ("now+1hour", "now"), strict=True)):
         with DevCluster.up(name=f"submit-{os.getpid()}-{name}", nodes=1) as cluster:
@@ -237,7 +240,7 @@ def test_each_slurm_has_a_job_1(names: tuple[str, str], tmp_path: Path, monkeypa
 def test_a_second_job_1_in_one_folder_is_no_continuation_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster that was made anew gives the id again: the first job's folder makes room, with all that it has."""
+    """A cluster that is made again reuses the id. The first job's folder is renamed, and keeps its content."""
     ends = []
     for command in ("true", "false"):
         with DevCluster.up(name=f"submit-{os.getpid()}-again", nodes=1) as cluster:
@@ -266,7 +269,8 @@ def lonely() -> Iterator[tuple[DevCluster, int]]:
 def test_a_stopped_slurmctld_is_asked_again_and_then_given_up(
     lonely: tuple[DevCluster, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Frozen, it accepts connections and answers none; the bound holds, and stderr says what happens."""
+    """A frozen slurmctld accepts connections and answers none: the query fails after its bound, and the log says that
+    it was retried."""
     cluster, controller = lonely
     slurm = SlurmCluster(SystemRunner(cluster.environment()), patience_s=0.5)
     os.kill(controller, signal.SIGSTOP)
@@ -282,7 +286,7 @@ def test_a_stopped_slurmctld_is_asked_again_and_then_given_up(
 def test_a_submission_that_a_frozen_slurmctld_took_in_is_not_made_twice(
     lonely: tuple[DevCluster, int], tmp_path: Path
 ) -> None:
-    """sbatch gives up, slurmctld wakes and accepts the job it was sent: that job is found, not sent again."""
+    """sbatch times out, then slurmctld continues and accepts the job: that job is found, and not submitted again."""
     cluster, controller = lonely
     real = SystemRunner(cluster.environment())
 
@@ -305,7 +309,7 @@ def test_a_submission_that_a_frozen_slurmctld_took_in_is_not_made_twice(
 
 @pytest.mark.usefixtures("slurm")
 def test_submit_prints_the_id_alone_and_wait_and_cancel_follow(workplace: Path) -> None:
-    """Warnings go to stderr; `wait` has its bound; `cancel` stays until the workers are gone."""
+    """Warnings go to stderr. `wait` ends after its timeout. `cancel` returns once the workers are gone."""
     submitted = nvrx("submit", "job.yaml", folder=workplace)
     job_id = submitted.stdout.removesuffix("\n")
     assert (submitted.returncode, job_id.isdigit()) == (0, True)
@@ -343,7 +347,7 @@ def test_an_interrupted_submit_and_wait_cancels_the_job(workplace: Path, number:
 
 @pytest.mark.usefixtures("slurm")
 def test_submit_and_wait_exits_with_the_jobs_code(workplace: Path) -> None:
-    """93 and all others travel in the job's result, not in Slurm's exit code. Standard error says why."""
+    """The exit code, 93 as any other, comes from the job's result, not from Slurm. Standard error says why."""
     done = nvrx("submit", "--wait", "--set", "command=true", "job.yaml", folder=workplace)
     assert done.returncode == 0
     assert "explain" not in done.stderr

@@ -23,7 +23,7 @@ HEAVY = {"pydantic", "jinja2", "submitit", "rich", "stamina", "redis", "asyncio"
 
 
 def test_a_job_can_be_submitted_twice(healthy_cluster: DevCluster, tmp_path: Path) -> None:
-    """The same script and plan in both job folders, and nothing is loaded that a submission can do without."""
+    """Both job folders have the same script and plan, and `submit` imports no heavy package."""
     (tmp_path / "job.yaml").write_text(JOB)
     environment = {**os.environ, **healthy_cluster.environment()}
     first, second = (_submit(tmp_path, environment) for _ in range(2))

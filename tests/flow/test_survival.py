@@ -1,4 +1,4 @@
-"""What a job survives of its own machinery: the store, the controller, the agent, the batch host, killed."""
+"""The store, the controller, the agent, the supervisor and the batch host of a job are killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fault_harness import child_of
 from tests.harness import gate_plan, plan_of, wait_gone
 from tests.waiting import until
 
-# A worker that leaves behind a process of its own session whose parent is gone, and tells its pid.
+# A worker that leaves behind a process with its own session and without a parent, which writes its pid to a file.
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -85,7 +85,8 @@ def test_controller_killed_at_any_moment_comes_back_and_goes_on(run_local, gate,
 
 @pytest.mark.parametrize("victim", ["agent", "supervisor"])
 def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, victim):
-    """Killed by SIGKILL, either takes along its workers and even their daemons, which no parent knows any more."""
+    """When either is killed by SIGKILL, its workers end with it, and even their daemons, which have lost their
+    parent."""
     note = tmp_path / "daemon.pid"
     role = RolePlan(name="main", command=(sys.executable, "-c", DAEMON, str(note)), nodes_per_replica=1)
     job = run_local(plan_of(tmp_path, role))
@@ -100,7 +101,7 @@ def test_no_orphan_when_the_agent_or_its_supervisor_dies(run_local, tmp_path, vi
     else:
         os.kill(child_of(agent, "agent.supervisor"), signal.SIGKILL)
         wait_gone(everybody)
-        job.expect(RendezvousClosed, cycle=1)  # the agent lives, and its node is as good as before
+        job.expect(RendezvousClosed, cycle=1)  # the agent lives, and its node is used again
         job.process.terminate()
         assert job.finish() == 143
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 def test_slurm_does_not_give_a_job_the_suspects(
     healthy_cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets the names as it wrote them, for the cluster that it says it is."""
+    """Slurm excludes the suspects of its cluster, which is known by the name that Slurm itself reports."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, value in healthy_cluster.environment().items():
         monkeypatch.setenv(name, value)

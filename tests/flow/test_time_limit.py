@@ -1,4 +1,4 @@
-"""A job without Slurm is told of its time limit ahead of it, as Slurm tells one of its own."""
+"""A job without Slurm gets its checkpoint signal ahead of its time limit, as Slurm sends it to its own jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.slurm_jobs import SAVING, gate_command
 
 
 def saving_plan(gate, tmp_path, *, endless, time_limit_s, teardown__checkpoint_timeout):
-    """Two nodes of one worker, each of which saves when it is asked to; rank `endless` for ever."""
+    """Two nodes with one worker each, which saves at the checkpoint signal; rank `endless` never finishes saving."""
     command = gate_command(gate, SAVING.format(endless=endless))
     role = RolePlan(name="main", command=command, nodes_per_replica=2)
     return plan_of(
@@ -27,8 +27,8 @@ def saved(tmp_path):
 
 
 def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
-    """Every worker gets the checkpoint signal early enough for an hour of saving; all have saved, the job ends with
-    124, and nobody had to be ended."""
+    """Every worker gets the checkpoint signal although saving may take an hour. All have saved, the job ends with
+    124, and no worker had to be killed."""
     job = run_local(
         saving_plan(gate, tmp_path, endless="none", time_limit_s=24.0, teardown__checkpoint_timeout=3600.0)
     )
@@ -40,7 +40,8 @@ def test_workers_save_before_the_time_is_up(run_local, gate, tmp_path):
 
 
 def test_worker_that_never_finishes_saving_is_cut_off(run_local, gate, tmp_path):
-    """`checkpoint_timeout` bounds the saving, and the grace what follows: whoever still saves then is ended."""
+    """`checkpoint_timeout` bounds the saving, and the grace what follows: a worker that still saves then is
+    killed."""
     job = run_local(saving_plan(gate, tmp_path, endless="1", time_limit_s=24.0, teardown__checkpoint_timeout=2.0))
     gate.wait(2, cycle=0)
     assert job.finish() == 124

@@ -1,4 +1,4 @@
-"""`top` on a real terminal: a job that runs, its ranks, their stacks and output, and the way out."""
+"""`top` on a real terminal: a running job, its ranks, their stacks and output, and how `top` ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Screen:
         os.write(self.master, keys.encode())
 
     def until(self, pattern: str) -> str:
-        """What was written since the last key, once it holds the pattern."""
+        """What was written since the last key, once it matches the pattern."""
         deadline = time.monotonic() + DEADLINE_S
         while not re.search(pattern, self.seen):
             assert time.monotonic() < deadline and self.process.poll() is None, self.seen
@@ -60,12 +60,12 @@ class Screen:
         return self.seen
 
     def end(self) -> None:
-        """q: it leaves the terminal as it was."""
+        """Press q, and assert that the terminal is as it was."""
         self.press("q")
         self.expect_restored(exit_code=0)
 
     def expect_restored(self, exit_code: int) -> None:
-        """It has ended, and the terminal is as it was."""
+        """Assert that the command ends with this exit code, and leaves the terminal as it was."""
         assert self.process.wait(DEADLINE_S) == exit_code
         if select.select([self.master], [], [], 1.0)[0]:
             self.seen += os.read(self.master, 65536).decode(errors="replace")
@@ -74,7 +74,7 @@ class Screen:
 
 
 def test_a_running_job_is_looked_at(tmp_path: Path) -> None:
-    """Its ranks and steps, without a key; l shows what a rank prints, d its stacks; the job goes on."""
+    """The ranks and steps are shown without a key, l shows what a rank prints, d its stacks. The job goes on."""
     (tmp_path / "train.py").write_text(STEPS)
     spec = JobSpec(name="watched", command=(sys.executable, str(tmp_path / "train.py")), nodes=2, workers_per_node=2)
     job = nv.submit(spec, cluster="local", folder=tmp_path / "jobs")
@@ -98,7 +98,7 @@ def test_a_running_job_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_without_colours_and_from_a_signal(tmp_path: Path) -> None:
-    """With NO_COLOR not one colour is written; the terminal is resized and drawn anew."""
+    """With NO_COLOR no colour is written. After SIGWINCH the screen is drawn again, in the new size."""
     write(tmp_path, ended())
     screen = Screen(JOB, "--folder", str(tmp_path), NO_COLOR="1")
     assert not re.search(r"\x1b\[[0-9;]*m", screen.until("n5"))
@@ -110,7 +110,7 @@ def test_without_colours_and_from_a_signal(tmp_path: Path) -> None:
 
 
 def test_sigterm_restores_the_terminal(tmp_path: Path) -> None:
-    """The cursor, the screen and the echo, as q does; the exit code is 143."""
+    """SIGTERM restores the cursor, the screen and the echo, as q does; the exit code is 143."""
     write(tmp_path, ended())
     screen = Screen(JOB, "--folder", str(tmp_path))
     screen.until("n5")
@@ -119,6 +119,7 @@ def test_sigterm_restores_the_terminal(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_it_is_one_error(tmp_path: Path) -> None:
+    """Without a terminal `top` exits with 2 and says that it needs one."""
     write(tmp_path, ended())
     argv = [sys.executable, "-m", "nvrx_slurm", "top", JOB, "--folder", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)

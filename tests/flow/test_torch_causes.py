@@ -49,7 +49,8 @@ def killed(job: RunningJob, kind: str, cycle: int, chance: Random) -> tuple[str,
 @pytest.mark.timeout(60 + 60 * KILLS)
 @pytest.mark.parametrize("kind", ["rank", "agent", "node"])
 def test_cause_is_what_was_killed(run_local, tmp_path, kind):
-    """Never a survivor, whoever is heard first; and lost nodes spend none of the budget, of which there is none."""
+    """The cause is never a survivor, whichever rank's failure is reported first. Lost nodes spend no restart: their
+    budget is 0."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
         pytest.skip("torch is not installed; `make test-torch` installs it")
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -1,4 +1,4 @@
-"""A worker's environment beside the one that torchrun of the same version gives; and what `@record` keeps."""
+"""A worker's environment, compared with that of torchrun of the same version; and the error file of `@record`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ OF_EACH_START = {
 @pytest.mark.torch
 @pytest.mark.timeout(4 * STARTS_S)
 def test_worker_has_torchruns_environment_and_its_error_file_is_read(run_local, tmp_path, monkeypatch):
-    """Name by name. And a failure's cause is the exception that `@record` kept: of a worker whose Python loads no
-    `sitecustomize` (-I), and of a worker of the torchrun that a worker is."""
+    """A worker has each of torchrun's variables, with torchrun's value unless it differs by design. A failure's cause
+    is the exception that `@record` kept, for a worker whose Python loads no `sitecustomize` (-I), and for a worker of
+    a torchrun that is itself a worker."""
     if importlib.util.find_spec("torch") is None and "CI" not in os.environ:
         pytest.skip("torch is not installed; `make test-torch` installs it")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

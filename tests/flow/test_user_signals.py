@@ -1,4 +1,4 @@
-"""Signals by which a user has workers save: Slurm sends them to every process of the step."""
+"""Signals by which a user makes workers save: Slurm sends them to every process of the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ time.sleep(1000)
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
 def test_a_signal_for_the_workers_ends_no_agent(run_local, tmp_path, name):
-    """`sbatch --signal=USR1@90`, `scancel --signal=USR2`: the worker saves, and the job ends as its worker does."""
+    """At a signal of `sbatch --signal=USR1@90` or `scancel --signal=USR2` the worker saves, and the job ends with the
+    worker's exit code."""
     role = RolePlan(name="main", command=(sys.executable, "-c", SAVES.format(name=name)))
     job = run_local(plan_of(tmp_path, role))
     out = job.folder.cycle_logs("main-0", 0, 0) / "rank-0.out"
@@ -54,7 +55,7 @@ time.sleep(1000)
 
 
 def test_the_batch_hosts_order_reaches_an_agent_that_does_not_leave(run_local, tmp_path):
-    """It sends the signal twice, as no user does: the workers are killed at once."""
+    """The batch host sends the signal twice, as no user does: the agent kills its workers at once, and leaves."""
     role = RolePlan(name="main", command=(sys.executable, "-c", DEAF))
     job = run_local(plan_of(tmp_path, role, teardown__grace=600.0))
     out = job.folder.cycle_logs("main-0", 0, 0) / "rank-0.out"

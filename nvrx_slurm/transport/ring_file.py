@@ -457,9 +457,9 @@ class Layout(NamedTuple):
 def checked(slots: int, slot_bytes: int) -> Layout:
     """The layout of such a ring. Raises RingError where it cannot be."""
     if not 1 <= slots <= MOST_SLOTS:
-        raise RingError(f"a ring of {slots} slots cannot be: it has 1 to {MOST_SLOTS}")
+        raise RingError(f"slots must be 1 to {MOST_SLOTS}, it is {slots}")
     if not 1 <= slot_bytes <= MOST_BYTES:
-        raise RingError(f"slots of {slot_bytes} bytes cannot be: they have 1 to {MOST_BYTES}")
+        raise RingError(f"slot_bytes must be 1 to {MOST_BYTES}, it is {slot_bytes}")
     return Layout(slots, slot_bytes)
 
 

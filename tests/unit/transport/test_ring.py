@@ -424,14 +424,13 @@ def test_names_that_are_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"slots": 0}, {"slots": 1 << 20}, {"slot_bytes": 0}, {"slot_bytes": 1 << 50}, {"lease_s": 0.0}],
-    ids=str,
+    ("name", "number"),
+    [("slots", 0), ("slots", 1 << 20), ("slot_bytes", 0), ("slot_bytes", 1 << 50), ("lease_s", 0)],
 )
-def test_rings_that_cannot_be(options: dict[str, float]) -> None:
-    """RingError names the number and its valid range."""
-    with pytest.raises(RingError):
-        SharedRing.create(**options)  # type: ignore[arg-type]
+def test_rings_that_cannot_be(name: str, number: float) -> None:
+    """RingError names the option, its valid range, and the number that was given."""
+    with pytest.raises(RingError, match=rf"{name} must be .*\d, it is {number}"):
+        SharedRing.create(**{name: number})  # type: ignore[arg-type]
 
 
 def test_draining(ring: SharedRing) -> None:

@@ -110,7 +110,7 @@ def test_a_job_explains_why_it_failed(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_the_jobs_page(tmp_path: Path) -> None:
-    """Facts and tables; what comes from workers and files is escaped; a job that is gone is no exception."""
+    """Facts and tables; what comes from workers and files is escaped. A torn result is named, and raises nothing."""
     folder = write(tmp_path / "c", to_first_cycle(), job="third")
     folder.write_result(Result(exit_code=1, reason="<script>alert(1)</script>", ended_at=BEGIN))
     shown = nv.job("third", folder=tmp_path / "c")._repr_html_()

@@ -83,10 +83,12 @@ def test_another_cluster_and_another_ledger_are_named(alpha: Nvrx, tmp_path: Pat
     ],
 )
 def test_what_makes_no_sense_is_an_error(alpha: Nvrx, arguments: tuple[str, ...], words: str) -> None:
-    """And changes nothing."""
+    """It is an error, and changes nothing."""
+    alpha("nodes", "suspect", "n1", "--why", "fan")
     done = alpha("nodes", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
+    assert suspects(alpha) == ["n1"]
 
 
 def test_a_cluster_that_is_not_known_has_to_be_named(nvrx: Nvrx, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result
 from nvrx_slurm.util.clock import SystemClock
 from tests.harness import wait_gone
+from tests.still_clock import StillClock
 from tests.waiting import until
 
 BLOCKED = "exec sleep 300\n"
@@ -295,8 +296,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> N
 
 def test_ids_sort_by_time_and_differ() -> None:
     """Two jobs of one second have different folders."""
-    ids = {new_job_id(SystemClock()) for _ in range(3)}
-    assert len(ids) == 3
+    clock = StillClock(1790000000.0)
+    ids = [new_job_id(clock) for _ in range(3)]
+    assert len(set(ids)) == 3
+    clock.sleep(86400.0)
+    assert new_job_id(clock) > max(ids)
     assert all(re.fullmatch(r"local-\d{8}-\d{6}-[0-9a-f]{4}", job_id) for job_id in ids)
 
 

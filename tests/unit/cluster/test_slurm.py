@@ -188,8 +188,10 @@ def test_a_slurm_that_is_not_set_up_is_not_asked_again() -> None:
 
 def test_no_slurm_at_all_names_the_ways_on(tmp_path: Path) -> None:
     """A user without sbatch is referred to `run` and `cluster up`; the exit code is 2 and nothing is left."""
-    with pytest.raises(MissingProgramError, match=r"sbatch is not on PATH.*nvrx-slurm run.*nvrx-slurm cluster up"):
+    ways_on = r"sbatch is not on PATH.*nvrx-slurm run.*nvrx-slurm cluster up"
+    with pytest.raises(MissingProgramError, match=ways_on) as refused:
         SlurmCluster(Script()).submit("#!/bin/bash\n", folder=tmp_path / "jobs", name="a")
+    assert refused.value.exit_code == 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -204,7 +204,7 @@ def test_fact_that_arrives_twice_counts_once():
 
 
 def test_facts_of_another_generation_are_refused():
-    """A record from before a requeue never wins."""
+    """Nor does one of a generation that this job has not reached."""
     fleet = running()
     assert fleet.tell(NodeReady(**{**fleet.by("n1"), "generation": 7}, replica="main-0", cycle=0, port=1)) is None
 

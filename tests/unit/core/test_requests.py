@@ -146,7 +146,6 @@ def test_one_request_restarts_several_replicas():
 
 
 def test_replica_that_is_done_is_not_restarted():
-    fleet = running(plain(nodes=1, spares=0))
     role = RolePlan(name="b", command=("x",), replicas=2, nodes_per_replica=1, workers_per_node=1)
     fleet = running(plan_of(role))
     fleet.done("n1", replica="b-0")
@@ -306,10 +305,6 @@ def test_two_drains_do_not_count_on_the_same_spare():
 
 def test_drain_is_taken_back_when_the_spare_is_lost_meanwhile():
     """An operator's request must not end a job that could go on."""
-    fleet = running(plain(nodes=2, spares=1))
-    drain(fleet, "n1")
-    fleet.ready("n1", "n2")
-    # In another history the spare is lost first: before n2 is ready.
     fleet = running(plain(nodes=2, spares=1))
     drain(fleet, "n1")
     fleet.ready("n1")

@@ -126,7 +126,7 @@ def test_leaving_before_it_is_ready(begin: Begin):
 
 
 def test_signals_are_as_they_were(begin: Begin):
-    """While the monitor starts they wait; a handler of this process then gets them."""
+    """The start of the monitor blocks signals, and leaves this thread's mask as it was."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     begin()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.journal.folder import JobInfo, Result
-from nvrx_slurm.journal.records import SlurmNodeState
+from nvrx_slurm.journal.records import Entry, SlurmNodeState, entry_to_json
 from nvrx_slurm.report import fleet as fleets
 from nvrx_slurm.report.fleet import Fleet, cache_path, read_fleet
 from nvrx_slurm.report.web.fleet_page import fleet_page
@@ -64,8 +64,8 @@ def test_what_was_read_is_not_read_again(jobs, monkeypatch: pytest.MonkeyPatch) 
     assert read_fleet(jobs, since=BEGIN) == first
     assert read == []
     with jobs[0].events_path.open("ab") as file:
-        file.write(b'{"n":9999,"t":1790000400.0,"event":"slurm_node_state","node":"n2","state":"DOWN"}\n')
-    assert SlurmNodeState(node="n2", state="DOWN")
+        record = SlurmNodeState(node="n2", state="DOWN")
+        file.write(entry_to_json(Entry(n=9999, t=1790000400.0, record=record)) + b"\n")
     assert read_fleet(jobs, since=BEGIN).jobs[0].ended == 1790000400.0
     assert read == ["1"]
 

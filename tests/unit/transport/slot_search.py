@@ -36,7 +36,7 @@ class Actor(NamedTuple):
 
 class World(NamedTuple):
     """The whole state. `memory`: for each slot, the generation of the bytes in each half; `refs`: payloads that were
-    published; `outcomes`: what readers returned."""
+    published."""
 
     slots: tuple[RingSlot, ...]
     memory: tuple[Halves, ...]

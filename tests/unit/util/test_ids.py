@@ -10,6 +10,7 @@ from nvrx_slurm.util.ids import new_incarnation, precedes, succeeding
 def test_process_that_joins_again_is_known_as_newer():
     """Each later name follows all earlier ones; the first has no number."""
     first = new_incarnation()
+    assert first.isalnum()
     names = [first, *(succeeding(first, number) for number in (1, 2, 10))]
     for at, name in enumerate(names):
         assert [precedes(name, other) for other in names] == [False] * (at + 1) + [True] * (len(names) - at - 1)

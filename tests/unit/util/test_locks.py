@@ -101,4 +101,5 @@ async def test_a_caller_that_gives_up_on_a_thread_gets_no_error_from_it() -> Non
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.wrap_future(work), 0.01)
     goes_on.set()
+    # The future is cancelled, or was faster: it has no error.
     assert work.cancelled() or work.result(WAIT_S)

@@ -273,13 +273,21 @@ async def test_copies_in_the_journal_are_left_out(server, store):
     assert [each.n for each in await store.journal()] == [1, 2, 3]
 
 
-async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(store):
-    """Facts arrive in order, and facts that the journal accounts for need not be kept."""
-    await store.post(JOIN)
-    await store.post(msgspec.structs.replace(JOIN, seq=2))
+async def test_inbox_keeps_order_and_is_trimmed_behind_the_cursor(server, store):
+    """Facts arrive in order. A commit removes facts that its cursor accounts for, and no fact behind the cursor."""
+    epoch, _, _ = await store.acquire("a", 1.0)
+    posted = 250  # a server removes a hundred at a time
+    for seq in range(1, posted + 1):
+        await store.post(msgspec.structs.replace(JOIN, seq=seq))
     items = await store.inbox("0-0")
-    assert [fact.seq for _, fact in items] == [1, 2]
-    assert await store.inbox(items[0][0]) == items[1:]
+    assert [fact.seq for _, fact in items] == list(range(1, posted + 1))
+    cursor = items[-2][0]
+    assert await store.inbox(cursor) == items[-1:]
+    await store.commit(epoch, [entry(1)], cursor=cursor)
+    raw = server.raw()
+    assert await raw.xlen(store.keys.inbox) < posted
+    await raw.aclose()
+    assert await store.inbox(cursor) == items[-1:]
 
 
 async def test_controllers_lease_is_its_sign_of_life(store):

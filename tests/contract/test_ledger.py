@@ -305,11 +305,14 @@ def test_a_place_that_no_redis_has_is_one_error(where: str, error: type[NvrxErro
 async def test_a_wrong_password_is_distinct_from_a_server_that_is_away(
     server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused password is marked as refused, so that no client retries with it."""
+    """A refused password is marked as refused, so that no client retries with it. A server that is away is not."""
     monkeypatch.setenv("NVRX_SLURM_STORE_PASSWORD", "hunter2")
     with pytest.raises(StoreUnreachable, match="NVRX_SLURM_STORE_PASSWORD") as caught:
         open_ledger(f"redis://127.0.0.1:{server[0]}/0", cluster="alpha").blame([blame()])
     assert caught.value.refused
+    with pytest.raises(StoreUnreachable) as caught:
+        open_ledger("redis://127.0.0.1:1/0", cluster="alpha").blame([blame()])
+    assert not caught.value.refused
 
 
 async def test_a_redis_that_is_frozen_does_not_keep_a_job_from_starting(

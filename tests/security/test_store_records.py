@@ -207,6 +207,7 @@ def test_token_of_payloads_does_not_follow_from_the_password(job, gate, monkeypa
 
     monkeypatch.setenv("NVRX_STORE_FILE", str(job.folder.store_path))
     token = environment.token_or_none(None)
+    assert token is not None
     for job_id in ("", "j1", json.loads(job.folder.store_path.read_bytes())["job"]):
         purpose = b"nvrx payloads of job " + job_id.encode()
         assert token != hmac.digest(PASSWORD.encode(), purpose, "sha256")

@@ -27,6 +27,7 @@ from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.redis_url import parse_redis_url
 from tests.harness import WAIT_S, gate_plan
 from tests.inprocess.servers import Valkey
+from tests.slurm_harness import nvrx
 
 ADMIN = "the-administrator's"
 PASSWORDS = {"alice": "wonderland", "bob": "builder"}
@@ -167,8 +168,8 @@ def test_rule_of_one_job_covers_its_keys_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a b", "*", "", "alice +@all", "a\nb", "~*", "x" * 65])
-def test_name_that_would_change_the_rule_is_refused(name):
-    """The command fails and prints no rule that a user could paste."""
+def test_name_that_would_change_the_rule_is_refused(name, tmp_path):
+    """The command is wrong (exit code 2), and prints no rule that a user could paste."""
     for arguments in (["store", "acl", name], ["store", "acl", "alice", "--namespace", name]):
-        done = CliRunner().invoke(cli, arguments)
-        assert done.exit_code != 0 and "SETUSER" not in done.output
+        done = nvrx(*arguments, cwd=tmp_path, env={})
+        assert done.returncode == 2 and "SETUSER" not in done.stdout + done.stderr

@@ -110,7 +110,9 @@ def test_keys_of_a_run_that_has_completed_are_gone(start, valkey: Valkey, tmp_pa
     with start(2, scripts[0]) as first:
         first.entered([0, 1], 0)
         first.order_all([0, 1], 0, "return")
+        assert valkey.keys(of=first.name)
         assert [first.ended(rank) for rank in (0, 1)] == [0, 0]
+        assert not valkey.keys(of=first.name)
         with start(2, scripts[1], name=first.name) as second:
             second.entered([0, 1], 0)
             second.order_all([0, 1], 0, "return")

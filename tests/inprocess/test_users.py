@@ -305,16 +305,18 @@ def test_what_a_rank_publishes_is_a_tuple_of_strings(tmp_path: Path) -> None:
 
 
 WITH_ANOTHER_RUN = """
+import time
 from nvrx_slurm.inprocess import admission
 
 def train():
     raise inprocess.exception.RestartAbort
 
-for admission.OLDER_S in 0.0, 3600.0:
+for admission.OLDER_S in 3.0, 3600.0:
+    began = time.monotonic()
     try:
         inprocess.Wrapper(store_factory=inprocess.store.FileStore, store_kwargs={"path": sys.argv[1]})(train)()
     except inprocess.exception.RestartAbort:
-        print("left", flush=True)
+        print("waited" if time.monotonic() - began >= admission.OLDER_S else "left", flush=True)
 """
 
 
@@ -325,7 +327,7 @@ def test_a_process_waits_for_an_older_run_only_in_its_first_call(tmp_path: Path)
             [(code, out, _)] = run(WITH_ANOTHER_RUN, tmp_path)
         finally:
             older.kill()
-    assert (code, out.split()) == (0, ["left", "left"])
+    assert (code, out.split()) == (0, ["waited", "left"])
 
 
 YEARS = """

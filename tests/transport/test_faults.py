@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ from tests.transport.harness import (
     stopped,
 )
 from tests.transport.nodes import BRISK, Consumer, Node, Producer, asked, client_of, node
-from tests.waiting import until
+from tests.waiting import async_until, until
 
 PATIENT = replace(BRISK, calls=1000, pause_s=0.02)
 """A client that retries until its deadline."""
@@ -534,12 +535,20 @@ def test_a_batch_of_many(scheme: str, client: PayloadClient) -> None:
         assert all(fetched[ref] == pattern(20_000, seed) for seed, ref in enumerate(refs))
 
 
+def readers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "payload read"}
+
+
 async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
-    """Concurrent reads in one event loop each get their payload."""
+    """The event loop runs while reads wait for a stopped server, 32 at once, and each read gets its payload."""
     with node(Producer, scheme, slots=100, slot_bytes=1 << 16) as producer:
-        refs = producer.do("write_many", 100, 20_000)
-        async with AsyncPayloadClient(client_of(scheme)) as client:
-            payloads = await asyncio.gather(*(client.read(ref, deadline=WAIT_S) for ref in refs))
+        refs, before = producer.do("write_many", 100, 20_000), set(threading.enumerate())
+        async with AsyncPayloadClient(client_of(scheme, limits=Limits(answer_s=WAIT_S)), most_reads=32) as client:
+            with stopped(producer.pid):
+                reads = [asyncio.create_task(client.read(ref, deadline=WAIT_S)) for ref in refs]
+                await async_until(lambda: len(readers() - before) == 32, "as many reads as there may be")
+                assert not any(read.done() for read in reads)
+            payloads = await asyncio.gather(*reads)
         assert all(payload == pattern(20_000, seed) for seed, payload in enumerate(payloads))
 
 

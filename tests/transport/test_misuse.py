@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import pickle
 import subprocess
 import sys
 import threading
-import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -214,15 +214,18 @@ def test_a_server_that_is_closed_gives_no_refs(ring: SharedRing) -> None:
 
 
 def test_a_client_that_is_forgotten_leaves_no_threads(ring: SharedRing) -> None:
-    """The threads of a client that was not closed end when it is garbage collected."""
-    client = PayloadClient()
+    """The client is garbage collected although it was not closed, and its threads end then."""
+    before, client = set(threading.enumerate()), PayloadClient()
     assert client.fetch_all([ring.write(b"x")])
+    threads = {thread for thread in threading.enumerate() if thread.name == "payload read"} - before
+    assert threads
+    forgotten = weakref.ref(client)
     del client
     gc.collect()
-    deadline = time.monotonic() + 30.0
-    while any(thread.name == "payload read" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, threading.enumerate()
-        os.sched_yield()
+    assert forgotten() is None
+    for thread in threads:
+        thread.join(30.0)
+        assert not thread.is_alive()
 
 
 def test_a_server_refers_to_its_own_ring_only(server: PayloadServer) -> None:
@@ -367,7 +370,14 @@ def test_a_ring_says_what_is_no_ref_and_no_name(ring: SharedRing) -> None:
         SharedRing.attach(ring)  # type: ignore[arg-type]
 
 
-def test_only_who_was_created_takes_the_ring_along(ring: SharedRing) -> None:
-    with SharedRing.attach(ring.handle):
-        pass
-    SharedRing.attach(ring.handle).close()
+def test_only_the_creator_of_a_ring_removes_it() -> None:
+    """A ring that was attached is closed, with or without a `with` block, and its file stays until its creator
+    ends."""
+    with SharedRing.create(slots=1, slot_bytes=16) as ring:
+        file = Path("/dev/shm", ring.name)
+        with SharedRing.attach(ring.handle):
+            pass
+        assert file.exists()
+        SharedRing.attach(ring.handle).close()
+        assert file.exists()
+    assert not file.exists()

@@ -72,4 +72,6 @@ def _run(copy: ProductCopy, *words: str, timeout_s: float) -> tuple[int | None, 
         # What was read by then is bytes here, although `text` is set.
         output = error.stdout or b""
         return None, output.decode(errors="replace") if isinstance(output, bytes) else output
+    finally:
+        copy.end_processes()
     return done.returncode, done.stdout

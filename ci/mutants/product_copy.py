@@ -11,6 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.mutants.model import ROOT, Edit
+from nvrx_slurm.lab.devcluster import processes
+from nvrx_slurm.util.clock import SystemClock
+
+# In the environment of all that runs in a copy: its folder.
+MARK = "NVRX_MUTANTS_COPY"
 
 COPIED = (
     "nvrx_slurm",
@@ -38,8 +43,17 @@ class ProductCopy:
             else:
                 shutil.copy2(source, folder / name)
         # The copy comes before the editable install on sys.path, in every process that a check starts.
-        self.env = {**os.environ, "PYTHONPATH": str(folder)}
+        self.env = {**os.environ, "PYTHONPATH": str(folder), MARK: str(folder)}
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def end_processes(self) -> None:
+        """Kill what a check has left: a mutant may be one that ends no worker."""
+
+        def members(table: processes.Table) -> set[int]:
+            marked = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(self.folder))
+            return set(filter(processes.is_own, marked))
+
+        processes.kill(members, SystemClock())
 
     @contextmanager
     def broken(self, edits: Sequence[Edit]) -> Iterator[None]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
 from ci.mutants import MUTANTS
 from ci.mutants.changes import changed_files
+from ci.mutants.checks import by_units
 from ci.mutants.control_plane import BEYOND_SIMULATION
 from ci.mutants.generated import SUBJECTS, SURVIVORS
 from ci.mutants.model import ROOT, Mutant
+from ci.mutants.product_copy import ProductCopy
+from tests.harness import wait_gone
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -60,3 +65,22 @@ def test_each_generated_survivor_is_of_the_product_as_it_is_and_says_why() -> No
 def test_without_an_earlier_commit_no_change_is_known() -> None:
     """As in a clone with one commit: there the mutants of a sample are tried."""
     assert changed_files("no-such-commit") is None
+
+
+LEAVES_A_PROCESS = """
+import os, pathlib, signal, subprocess
+
+def test_it():
+    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    os.kill(left.pid, signal.SIGSTOP)
+    pathlib.Path("left").write_text(str(left.pid))
+    raise SystemError
+"""
+
+
+def test_processes_that_a_mutant_leaves_are_killed(tmp_path: Path) -> None:
+    """The product would end them; a mutant may be that it does not."""
+    copy = ProductCopy(tmp_path)
+    (tmp_path / "tests" / "test_leaving.py").write_text(LEAVES_A_PROCESS)
+    assert by_units(copy, replace(MUTANTS[0], tests=("tests/test_leaving.py",))) == "test_leaving.py::test_it"
+    wait_gone([int((tmp_path / "left").read_text())], timeout=0.0)

@@ -126,7 +126,10 @@ def test_matrix_is_listed_and_written(tmp_path):
     assert "hang             left out: no bound says when a worker hangs" in listed
     plain = (str(JOBS / "plain.yaml"), "--on", "local", "--set", "spares=1", "--flow", "kill-*", "--flow", "two-*")
     assert nvrx("matrix", *plain, "--write", "flows", cwd=tmp_path).returncode == 0
-    assert "two-at-once" not in nvrx("check", "flows", cwd=tmp_path).stdout
+    checked = nvrx("check", "flows", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "kill-node" in checked.stdout
+    assert "two-at-once" not in checked.stdout
     assert "overrides: {spares: 1}" in (tmp_path / "flows" / "kill-node.yaml").read_text()
     none = nvrx("matrix", *plain[:3], "--flow", "nothing", cwd=tmp_path)
     assert none.returncode == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, ResponseError
@@ -131,8 +131,10 @@ class Actor:
         match step:
             case "acquire":
                 kept_epoch = 2 * self._said % 7 or None
-                self._epoch, self._n, cursor = await store.acquire("owner", 60.0, self._said, kept_epoch)
-                return self._epoch, self._n, await self._age(KEYS.inbox, cursor)
+                epoch, n, cursor = await store.acquire("owner", 60.0, self._said, kept_epoch)
+                if epoch:  # 0: nothing was changed
+                    self._epoch, self._n = epoch, n
+                return epoch, n, await self._age(KEYS.inbox, cursor)
             case "join":
                 last, *rest = await store.join(self._fact())
                 return await self._age(KEYS.orders, last), rest
@@ -216,6 +218,7 @@ def test_random_histories_of_a_job_get_the_same_replies(pair: Pair) -> None:
     the same replies and end with the same content."""
 
     @EXAMPLES
+    @example([*["journal"] * 5, "acquire", Commit(epoch=-1, orders=1)])  # the second takeover is refused
     @given(st.lists(commits | others, max_size=25))
     def story(steps: list[Commit | str]) -> None:
         real, memory = pair.play(act, ["acquire", *steps])

@@ -210,17 +210,18 @@ class AttributionService:
         self._lost += outcome == "lost"
         self._metrics.analyses.labels(outcome).inc()
         self._metrics.seconds.observe(seconds)
-        before = entry.record
-        if ended.state == "done":
-            await self._keeper.save(identity, ended)  # before any client reads it: from then on it never changes
-        # Another request may have come meanwhile: what `submit` has saved of it is not the last word.
-        is_saved = ended.state == "done" and entry.record is before
-        changed = not ended.is_open or ended.revision != before.revision
+        # An answer is saved before any client reads it: from then on it never changes. If another request comes
+        # meanwhile, `submit` saves what that has changed; then the answer is saved once more, after it.
+        before = None
+        while ended.state == "done" and entry.record is not before:
+            before = entry.record
+            await self._keeper.save(identity, ended)
+        changed = not ended.is_open or ended.revision != entry.record.revision
         self._entries.put(identity, ended)
         if changed:
             entry.notify()
         self._go_on(identity, entry)
-        if not is_saved:
+        if ended.state != "done":
             await self._keeper.save(identity, ended)
 
     def _go_on(self, identity: str, entry: TrackedInquiry, before: InquiryRecord | None = None) -> None:

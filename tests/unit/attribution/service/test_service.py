@@ -225,13 +225,17 @@ async def test_end_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.Mon
 
 
 async def test_asked_again_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a request with more paths arrives while an answer is saved, the state folder keeps the answer."""
-    begins, may_go_on, save = threading.Event(), threading.Event(), StateFolder.save
+    """If a request with more paths arrives while an answer is saved, the answer is saved again after that request,
+    before a client reads it."""
+    saves, save = [(threading.Event(), threading.Event()) for _ in range(2)], StateFolder.save
+    (begins, may_go_on), (begins_again, may_go_on_again) = saves
+    saving = iter(saves)
 
     def slow(self: StateFolder, identity: str, record: InquiryRecord) -> None:
-        if record.state == "done" and not begins.is_set():
-            begins.set()
-            may_go_on.wait()
+        if record.state == "done":
+            begun, go_on = next(saving)
+            begun.set()
+            go_on.wait()
         save(self, identity, record)
 
     monkeypatch.setattr(StateFolder, "save", slow)
@@ -245,6 +249,9 @@ async def test_asked_again_in_the_middle_of_a_save(fleet: Fleet, monkeypatch: py
     assert entry is not None
     await until(client, lambda _: len(entry.record.inquiry.paths) == 2)
     may_go_on.set()
+    assert await asyncio.to_thread(begins_again.wait, 20)
+    assert entry.record.state == "running"
+    may_go_on_again.set()
     assert (await asking).json()["state"] == (await asking_more).json()["state"] == "done"
     await fleet.services[0].close()
     (kept,) = StateFolder(fleet.room / "state").load().values()

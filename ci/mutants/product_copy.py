@@ -48,12 +48,7 @@ class ProductCopy:
 
     def end_processes(self) -> None:
         """Kill what a check has left: a mutant may be one that ends no worker."""
-
-        def members(table: processes.Table) -> set[int]:
-            marked = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(self.folder))
-            return set(filter(processes.is_own, marked))
-
-        processes.kill(members, SystemClock())
+        processes.kill(lambda table: processes.marked(table, MARK, str(self.folder)), SystemClock())
 
     @contextmanager
     def broken(self, edits: Sequence[Edit]) -> Iterator[None]:

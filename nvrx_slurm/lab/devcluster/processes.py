@@ -113,6 +113,12 @@ def is_own(pid: int) -> bool:
     return f"\nUid:\t{os.getuid()}\t" in status
 
 
+def marked(table: Table, variable: str, value: str) -> set[int]:
+    """The processes of this user whose environment has the variable with this value. Children inherit it, also those
+    that detach themselves."""
+    return {pid for pid in table if environment_of(pid).get(variable) == value and is_own(pid)}
+
+
 def working_folder_of(pid: int) -> str:
     """Its current directory; empty when it may not be read."""
     try:

@@ -17,7 +17,14 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.journal.records import Record
 from nvrx_slurm.lab.devcluster.daemons import MARK, living
 from nvrx_slurm.lab.devcluster.places import Places
-from nvrx_slurm.lab.devcluster.processes import Table, descendants, environment_of, is_own, working_folder_of
+from nvrx_slurm.lab.devcluster.processes import (
+    Table,
+    descendants,
+    environment_of,
+    is_own,
+    marked,
+    working_folder_of,
+)
 
 
 def of_nodes(spec: ClusterSpec, table: Table) -> dict[str, set[int]]:
@@ -53,8 +60,8 @@ def of_cluster(spec: ClusterSpec, table: Table) -> set[int]:
 
 def of_daemons(places: Places, table: Table) -> set[int]:
     """All that descends from a daemon of the cluster, found without `cluster.json`, which may be damaged."""
-    marked = {pid for pid in table if environment_of(pid).get(MARK) == str(places.state) and is_own(pid)}
-    return descendants(table, marked | set(living(places, table).values()))
+    roots = marked(table, MARK, str(places.state)) | set(living(places, table).values())
+    return descendants(table, roots)
 
 
 MAX_NODES = 64

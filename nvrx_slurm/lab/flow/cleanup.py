@@ -198,8 +198,7 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
         """All of the attempt that runs on this machine, this process aside."""
         # By environment, since what a job detaches has other parents; and by descent, since a process may clear its
         # environment. Any user can write such an environment, so only own processes count.
-        said = (pid for pid in table if processes.environment_of(pid).get(MARK) == str(folder))
-        roots = {pid for pid in said if processes.is_own(pid)}
+        roots = processes.marked(table, MARK, str(folder))
         started = [each.process for each in held if isinstance(each, HeldProcess)]
         return processes.descendants(table, roots | {each.pid for each in started if processes.lives(each, table)})
 

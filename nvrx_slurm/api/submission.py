@@ -229,7 +229,7 @@ def check_store(site: StoreSpec) -> None:
     import redis  # takes longer to import than all the rest, and the embedded store needs no check
 
     from nvrx_slurm.jobspec.secret_file import secret_in
-    from nvrx_slurm.store.keys import Keys
+    from nvrx_slurm.store.keys import Keys, in_namespace
     from nvrx_slurm.util.ids import new_incarnation
 
     assert site.url is not None
@@ -240,8 +240,7 @@ def check_store(site: StoreSpec) -> None:
         socket_connect_timeout=STORE_ANSWER_S,
         socket_timeout=STORE_ANSWER_S,
     )
-    fresh = f"check-{new_incarnation()}"
-    key = Keys(f"{site.namespace}/{fresh}" if site.namespace else fresh).epoch
+    key = Keys(in_namespace(site.namespace, f"check-{new_incarnation()}")).epoch
     try:
         store.evalsha(store.script_load(_WRITE_AND_REMOVE), 1, key)
     # In this order: to redis-py a wrong password is a kind of ConnectionError, and so a RedisError.

@@ -30,6 +30,7 @@ from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
+from nvrx_slurm.store.keys import in_namespace
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
@@ -178,9 +179,8 @@ class Host:
         job = self.folder.job_id
         if self.plan.store.url is not None:
             # Several clusters may share the site's store, and each counts its jobs from 1.
-            fresh = f"{job}-{new_incarnation()}"
-            namespace = self.plan.store.namespace
-            job = known.job if known else f"{namespace}/{fresh}" if namespace else fresh
+            fresh = in_namespace(self.plan.store.namespace, f"{job}-{new_incarnation()}")
+            job = known.job if known else fresh
             password, file = self.store_password, self.plan.store.password_file
             if file is not None:  # here: where it is gone by now, the job's result says so
                 password = secret_in(file, key="store.password_file").strip()

@@ -11,11 +11,18 @@ from pathlib import Path
 from nvrx_slurm.batch.children import restart_pause_s
 from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.journal.folder import LOOPBACK, JobFolder, JobInfo, StoreAddress
-from nvrx_slurm.store.embedded import KILLED_S, READY_S, Certificate, EmbeddedStore, make_certificate, new_socket_name
+from nvrx_slurm.store.embedded import (
+    READY_S,
+    Certificate,
+    EmbeddedStore,
+    kill_server,
+    make_certificate,
+    new_socket_name,
+)
 from nvrx_slurm.store.servers import ServerBinary, find_server
 from nvrx_slurm.util.ids import new_secret
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.processes import dies_with_parent, send_signal
+from nvrx_slurm.util.processes import dies_with_parent
 
 log = get_logger("batch")
 
@@ -126,10 +133,7 @@ class StoreKeeper:
         try:
             await self._announce(address)
         except StoreUnreachable:
-            # The next server uses the same files.
-            send_signal(self.process, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), KILLED_S)
+            await kill_server(self.process)
             raise
 
     async def _announce(self, address: StoreAddress) -> None:

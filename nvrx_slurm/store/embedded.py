@@ -109,6 +109,14 @@ def _quoted(path: Path) -> str:
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+async def kill_server(server: Process) -> None:
+    """End a server that is given up: the next one uses the same files."""
+    send_signal(server, signal.SIGKILL)
+    # A process that waits for a dead file system does not end: why it is given up counts for more than its exit.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(server.wait(), KILLED_S)
+
+
 class EmbeddedStore:
     """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
     append-only file (the kernel's page cache) before its answer is sent.
@@ -187,11 +195,8 @@ class EmbeddedStore:
                     return server
             await server.wait()
         except BaseException:
-            # It was not ready in time. No other code can end this process, and the next server uses the same files.
-            send_signal(server, signal.SIGKILL)
-            # A process that waits for a dead file system does not end: the error counts for more than its exit.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.wait(), KILLED_S)
+            # It was not ready in time, and no other code can end this process.
+            await kill_server(server)
             raise
         raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 

@@ -44,6 +44,11 @@ CATALOGUE: tuple[KeyInfo, ...] = (
 )  # fmt: skip
 
 
+def in_namespace(namespace: str | None, job: str) -> str:
+    """The name that a job has in the keys of a site's store: `alice/7-3f2a` with `store.namespace`."""
+    return f"{namespace}/{job}" if namespace else job
+
+
 class Keys:
     """The key names of one job."""
 

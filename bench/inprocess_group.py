@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchTimeout, PeerFailed
-from bench.stage import kill, start_store
+from bench.stage import kill, send_line, start_store
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.store.embedded import free_port
 from nvrx_slurm.util.processes import dies_with_parent
@@ -63,9 +63,7 @@ class Group:
     entered: dict[int, dict[int, float]] = field(default_factory=dict)  # iteration → rank → stamp
 
     def send_line(self, rank: int, order: str) -> None:
-        stdin = self.processes[rank].stdin
-        assert stdin is not None
-        stdin.write(f"{order}\n".encode())
+        send_line(self.processes[rank], order)
 
     def kill(self, rank: int) -> None:
         self.ended.add(rank)

@@ -59,6 +59,11 @@ def admit_and_serve(link: PeerLink, rings: Mapping[str, SharedRing], limits: Ser
             serve(link, rings, limits)
 
 
+def read_threads() -> set[threading.Thread]:
+    """The threads of all payload clients of this process."""
+    return {thread for thread in threading.enumerate() if thread.name == "payload read"}
+
+
 def without_ucx() -> dict[str, str]:
     """The environment of a process that loads UCX by itself: without this process's settings of UCX, and without the
     warning of ucxx where another package has installed pynvml."""

@@ -45,6 +45,7 @@ from tests.transport.harness import (
     bounded,
     digest_of,
     pattern,
+    read_threads,
     rings_of,
     soon,
     stopped,
@@ -535,10 +536,6 @@ def test_a_batch_of_many(scheme: str, client: PayloadClient) -> None:
         assert all(fetched[ref] == pattern(20_000, seed) for seed, ref in enumerate(refs))
 
 
-def readers() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "payload read"}
-
-
 async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
     """The event loop runs while reads wait for a stopped server, 32 at once, and each read gets its payload."""
     with node(Producer, scheme, slots=100, slot_bytes=1 << 16) as producer:
@@ -546,7 +543,7 @@ async def test_a_hundred_reads_of_asyncio(scheme: str) -> None:
         async with AsyncPayloadClient(client_of(scheme, limits=Limits(answer_s=WAIT_S)), most_reads=32) as client:
             with stopped(producer.pid):
                 reads = [asyncio.create_task(client.read(ref, deadline=WAIT_S)) for ref in refs]
-                await async_until(lambda: len(readers() - before) == 32, "as many reads as there may be")
+                await async_until(lambda: len(read_threads() - before) == 32, "as many reads as there may be")
                 assert not any(read.done() for read in reads)
             payloads = await asyncio.gather(*reads)
         assert all(payload == pattern(20_000, seed) for seed, payload in enumerate(payloads))

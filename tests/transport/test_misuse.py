@@ -37,6 +37,7 @@ from nvrx_slurm.transport import (
     Writing,
     sweep,
 )
+from tests.transport.harness import read_threads
 
 TOKEN = b"of this test only"
 
@@ -217,7 +218,7 @@ def test_a_client_that_is_forgotten_leaves_no_threads(ring: SharedRing) -> None:
     """The client is garbage collected although it was not closed, and its threads end then."""
     before, client = set(threading.enumerate()), PayloadClient()
     assert client.fetch_all([ring.write(b"x")])
-    threads = {thread for thread in threading.enumerate() if thread.name == "payload read"} - before
+    threads = read_threads() - before
     assert threads
     forgotten = weakref.ref(client)
     del client

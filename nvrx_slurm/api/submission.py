@@ -228,9 +228,9 @@ def check_store(site: StoreSpec) -> None:
     ConfigError."""
     import redis  # takes longer to import than all the rest, and the embedded store needs no check
 
-    from nvrx_slurm.jobspec.secret_file import secret_in
     from nvrx_slurm.store.keys import Keys, in_namespace
     from nvrx_slurm.util.ids import new_incarnation
+    from nvrx_slurm.util.secret_file import secret_in
 
     assert site.url is not None
     file = site.password_file

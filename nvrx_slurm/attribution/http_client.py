@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.attribution.local_service import check_listener
 from nvrx_slurm.errors import ConfigError, DeliveryError, SourceError, UsageError
-from nvrx_slurm.jobspec.secret_file import secret_in
+from nvrx_slurm.util.secret_file import secret_in
 
 if TYPE_CHECKING:
     import httpx2

@@ -27,7 +27,6 @@ from nvrx_slurm.cluster.slurm_nodes import JobNodes
 from nvrx_slurm.errors import EXIT_FAILED, EXIT_RETRY, EXIT_UNREACHABLE, NvrxError, StoreUnreachable
 from nvrx_slurm.jobspec.env import HOST_FD, handed_on, node_name
 from nvrx_slurm.jobspec.plan import Plan
-from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress, clear_runtime_folders
 from nvrx_slurm.journal.records import PREEMPTED, AgentsStarted
 from nvrx_slurm.store.keys import in_namespace
@@ -35,6 +34,7 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.ids import new_incarnation, new_secret
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.processes import AGAIN_S, CANNOT_RUN, HURRY, HURRY_AGAIN_S, send_signal
+from nvrx_slurm.util.secret_file import secret_in
 from nvrx_slurm.util.tasks import settle, start
 
 log = get_logger("batch")

@@ -16,7 +16,6 @@ from nvrx_slurm.errors import ConfigError, StoreUnreachable, UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
-from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.store.connection import ANSWER_S, ClientClosed, Command, CommandRefused, Look, RetryingRedis
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.keys import InprocessKeys
@@ -24,6 +23,7 @@ from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
+from nvrx_slurm.util.secret_file import secret_in
 
 log = get_logger("inprocess")
 

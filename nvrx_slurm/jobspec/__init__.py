@@ -15,7 +15,6 @@
     schema.py       the JSON Schema, and what each key means
     docs.py         writes docs/job-yaml.md
     env.py          the one module that reads the environment
-    secret_file.py  files with a password, a token or a key
 
 Import the modules, not this package: it imports none.
 """

@@ -26,7 +26,6 @@ from typing import Annotated, Any
 import msgspec
 
 from nvrx_slurm.errors import ConfigError, MalformedRecord, UntrustedRecord, UsageError
-from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.store.connection import ClientClosed, Command, CommandRefused, Look, RetryingRedis
 from nvrx_slurm.store.job_store import read_job_store
 from nvrx_slurm.store.retry import StoreRetry
@@ -38,6 +37,7 @@ from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
+from nvrx_slurm.util.secret_file import secret_in
 
 log = get_logger("transport")
 

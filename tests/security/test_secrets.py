@@ -18,9 +18,9 @@ import pytest
 from nvrx_slurm.api.handle import ClusterName, Job
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.secret_file import secret_in
 from nvrx_slurm.journal.verdicts import Verdict
 from nvrx_slurm.lab.faults.attribution_server import Asked, AttributionServer, PlannedResponse, says
+from nvrx_slurm.util.secret_file import secret_in
 from tests.slurm_harness import CLI, nvrx
 
 BOUND_S = 60

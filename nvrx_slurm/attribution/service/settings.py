@@ -9,7 +9,7 @@ from nvrx_slurm.attribution.local_service import is_loopback
 from nvrx_slurm.attribution.service.storage import RetentionLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.jobspec.secret_file import secret_in
+from nvrx_slurm.util.secret_file import secret_in
 
 SHORTEST_TOKEN = 16
 

@@ -15,7 +15,7 @@ from nvrx_slurm.inprocess.store import Connection, Store
 from nvrx_slurm.inprocess.store_file import FileStore
 from nvrx_slurm.inprocess.store_redis import RedisStore
 from nvrx_slurm.inprocess.store_tcp import TCPStore
-from nvrx_slurm.lab.faults.inprocess_store import MemoryStore
+from nvrx_slurm.lab.simulation.inprocess.memory_store import MemoryStore
 from tests.inprocess import servers
 
 PASSWORD = "hunter2 with a space"

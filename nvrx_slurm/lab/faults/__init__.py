@@ -6,5 +6,4 @@ network.py               nodes with a network of their own, which is cut, slowed
 network_switch.py        the switch between them, a process
 sick_ports.py            a payload server that is silent, breaks off, or sends what is wrong
 attribution_server.py    an attribution service that is slow, wrong, or away
-inprocess_store.py       no fault: an in-memory store for an in-process group whose ranks are threads
 """

@@ -28,7 +28,7 @@ from nvrx_slurm.inprocess.ledger import (
     decode,
     fold,
 )
-from nvrx_slurm.lab.faults.inprocess_store import MemoryConnection, MemoryStore
+from nvrx_slurm.lab.simulation.inprocess.memory_store import MemoryConnection, MemoryStore
 from tests.unit.inprocess.bytecodes import another_thread_can_take, at_bytecode
 
 

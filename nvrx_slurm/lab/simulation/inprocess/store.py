@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
-from nvrx_slurm.lab.faults.inprocess_store import MemoryConnection, MemoryStore
+from nvrx_slurm.lab.simulation.inprocess.memory_store import MemoryConnection, MemoryStore
 from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess
 
 T = TypeVar("T")

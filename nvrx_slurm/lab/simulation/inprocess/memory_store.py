@@ -56,7 +56,7 @@ class MemoryConnection(Connection):
     def read(self, after: int, wait_s: float) -> list[bytes]:
         deadline = time.monotonic() + wait_s
         with self._using() as call:
-            # A condition wakes all that wait on it, whatever has changed: look again.
+            # A condition wakes all that wait on it, for any change: look again.
             while len(call.log) == after and not self._cancelled:
                 if not call.changed.wait(deadline - time.monotonic()):
                     break

@@ -78,7 +78,7 @@ class Group:
         os.close(reports)
         self._unread[rank] = b""
         self._selector.register(telling, selectors.EVENT_READ, rank)
-        self._orders[rank] = os.fdopen(ordering, "wb")
+        self._orders[rank] = os.fdopen(ordering, "wb", buffering=0)  # so nothing is left to write at its end
         return process
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -156,7 +156,6 @@ class Group:
         """Have a rank that is in the function do this action. A rank that has ended ignores it."""
         with contextlib.suppress(BrokenPipeError):
             self._orders[rank].write(f"{iteration} {action}\n".encode())
-            self._orders[rank].flush()
 
     def order_all(self, ranks: list[int], iteration: int, action: str) -> None:
         for rank in ranks:
@@ -232,8 +231,7 @@ class Group:
         for process in self.ranks.values():
             process.wait()
         for orders in self._orders.values():
-            with contextlib.suppress(BrokenPipeError):
-                orders.close()
+            orders.close()
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         self._selector.close()

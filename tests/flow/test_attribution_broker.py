@@ -144,6 +144,10 @@ async def test_broker_that_dies_is_asked_again(folder: JobFolder) -> None:
     os.kill(pid_of(broker), signal.SIGKILL)
     key, attribution = await heard.next()
     assert (key.cycle, attribution.verdict) == (0, Verdict.STOP)
+    broker.judged(judged(folder))
+    os.kill(pid_of(broker), signal.SIGKILL)
+    broker.ask(inquiry_of(folder, cycle=1), settled=True)
+    assert (await heard.next())[0].cycle == 1
     await broker.close(ANSWER_S)
 
 
@@ -234,15 +238,18 @@ async def test_a_moment_without_threads_is_survived(folder: JobFolder) -> None:
     """A broker is started again where no thread can be started. Up to Python 3.11, asyncio waits for a process in a
     thread."""
     heard, limits = Answers(), resource.getrlimit(resource.RLIMIT_AS)
+    size = threading.stack_size(1 << 28)  # larger than the stacks of ended threads, which would be used again
     broker = AttributionBrokerProcess(folder.node_log("attribution"), heard)
-    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + (1 << 20), limits[1]))  # a thread's stack is larger
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + (1 << 26), limits[1]))
     try:
         broker.ask(inquiry_of(folder), settled=True)
         await asyncio.sleep(0)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+        threading.stack_size(size)
     assert broker._starts == 1
     assert (await heard.next())[1].verdict is Verdict.STOP
+    assert broker._starts == (1 if sys.version_info >= (3, 12) else 2)
     await broker.close(ANSWER_S)
 
 

@@ -205,8 +205,19 @@ async def test_an_open_circuit_is_not_asked(servers: Servers) -> None:
     source = servers.source(CASES["fails"])
     for cycle in range(3):
         await ask(source, inquiry_of(servers.folder, cycle))
+    if servers.kind == "mcp":  # asked again, the source would start another server
+        pids = _servers_running(servers.folder)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_gone, pids)
+    else:
+        asked = len(servers.server.asked)
     answer = await ask(source, inquiry_of(servers.folder, 3))
     assert answer.problem is not None and "circuit open for another" in answer.problem
+    if servers.kind == "mcp":
+        assert not _servers_running(servers.folder)
+    else:
+        assert len(servers.server.asked) == asked > 0
 
 
 @over_http

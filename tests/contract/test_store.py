@@ -295,6 +295,10 @@ async def test_controllers_lease_is_its_sign_of_life(store):
     assert not await store.controller_lives()
     await store.renew("host:1", 60.0)
     assert await store.controller_lives()
+    await store.renew("host:1", 0.1)
+    async with asyncio.timeout(30.0):
+        while await store.controller_lives():
+            pass
 
 
 async def test_lease_of_another_generations_controller_is_no_sign_of_life(server, store):

@@ -114,16 +114,23 @@ def test_no_process_of_a_job_has_a_secret_in_its_environment(
     assert {handle.folder / "plan.json", handle.folder / "nodes" / "attribution.log"} <= read
 
 
-def test_no_process_of_run_has_a_secret_in_its_environment(tmp_path):
-    """The same for a job in the foreground, whose worker prints its environment."""
-    (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": "env"}))
-    done = subprocess.run(
-        [*CLI, "run"], cwd=tmp_path, env={**os.environ, **SECRETS}, capture_output=True, text=True, timeout=BOUND_S
-    )
-    assert done.returncode == 0, done.stderr
-    (printed,) = (path.read_text() for path in tmp_path.glob("nvrx-jobs/*/logs/main-0/gen-0/cycle-0/rank-0.out"))
-    assert "\nRANK=0\n" in printed
-    assert MARK not in printed
+def test_no_process_of_run_has_a_secret_in_its_environment(gate, tmp_path):
+    """The same for the processes that a job in the foreground starts."""
+    (tmp_path / "job.yaml").write_text(json.dumps({"name": "a", "command": list(gate.command)}))
+    with subprocess.Popen([*CLI, "run"], cwd=tmp_path, env={**os.environ, **SECRETS}) as process:
+        try:
+            (worker,) = gate.wait(1, cycle=0).values()
+            (folder,) = (tmp_path / "nvrx-jobs").glob("*/")
+            running = processes(folder)
+            worker.go()
+            assert process.wait(BOUND_S) == 0
+        finally:
+            process.terminate()
+    assert MARK in running.pop(process.pid)[1]  # the user set them there
+    commands = [command for command, _ in running.values()]
+    for part in set(PARTS) - {"nvrx_slurm.attribution"}:  # the attribution process may start later
+        assert any(part in command for command in commands), (part, commands)
+    assert [command for command, environ in running.values() if MARK in environ] == []
 
 
 READ = (

@@ -205,6 +205,7 @@ def test_bound_of_a_flow_is_kept_and_shows_what_hung(write_flow, run, gate):
         path.read_text(errors="replace") for path in (each.artifacts).rglob("diagnosis/**/*") if path.is_file()
     )
     assert "gate_worker.py" in told
+    assert "nvrx_slurm/agent/" in told
     assert "nvrx_slurm/lab/flow/attempt.py" in told
     each.leaves_nothing(within_s=0.0)
 
@@ -241,7 +242,9 @@ def test_fault_that_the_stage_cannot_do_is_an_error_before_anything_is_submitted
     write_flow("drains", PASSES, faults=[fault])
     each = run("--on", "local")
     assert each.ends() == 2
-    assert re.search(r"drains\.yaml:\d+: .*\bdev\b", each.said), each.said
+    written = (each.folder / "flows" / "drains.yaml").read_text().splitlines()
+    (line,) = [number for number, text in enumerate(written, 1) if "- when:" in text]
+    assert re.search(rf"drains\.yaml:{line}: .*\bdev\b", each.said), each.said
     assert not each.artifacts.exists()
     by_default = subprocess.run([*CLI, "ci", "run", "flows", "--on", "local"], cwd=each.folder, capture_output=True)
     assert by_default.returncode == 2

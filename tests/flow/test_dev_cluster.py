@@ -169,6 +169,8 @@ def test_two_clusters_live_side_by_side(slurm_cluster: DevCluster, small: DevClu
     assert len(programs.node_states(small.environment())) == 2
     table = read_table()
     assert not of_cluster(slurm_cluster.spec, table) & of_cluster(small.spec, table)
+    ports = [port for spec in (slurm_cluster.spec, small.spec) for port in (spec.controller_port, *spec.node_ports)]
+    assert len(ports) == len({*ports}) == 2 + 6 + 2
     assert {"test-small", slurm_cluster.name} <= set(names())
 
 

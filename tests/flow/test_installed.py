@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ci.dist import IN_WHEEL, problems, strangers
+from nvrx_slurm.agent.supervisor import descendants
+from tests.harness import wait_gone
 
 ROOT = Path(__file__).parents[2]
 FLOWS = str(ROOT / "ci" / "flows" / "cancelled.yaml")
@@ -130,9 +132,11 @@ def test_an_interrupted_demo_leaves_nothing(installed: Path, tmp_path: Path) -> 
     )
     assert demo.stdout is not None
     assert any("starting" in line for line in demo.stdout)
+    started = descendants(demo.pid)
     demo.send_signal(signal.SIGINT)
     _, errors = demo.communicate(timeout=60)
     assert (demo.returncode, errors.strip()) == (130, "")
+    wait_gone(started)
     assert not [*tmp_path.iterdir()]
 
 

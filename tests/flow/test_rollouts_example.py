@@ -13,7 +13,7 @@ import pytest
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.folder import JobFolder
-from nvrx_slurm.journal.records import NodeLost, Progress, WorkersStarted
+from nvrx_slurm.journal.records import NodeLost, Progress, WorkersStarted, entry_from_json
 from nvrx_slurm.lab.devcluster.processes import read_table
 from tests.harness import RunningJob, plan_of
 from tests.slurm_harness import CLI
@@ -76,6 +76,10 @@ def test_the_example_reads_all_that_was_played(tmp_path):
     assert all(line.endswith("skipped 0") for line in lives)
     assert float(summary.rpartition(" ")[2]) > -0.5  # it began with -5.9, and noise alone costs 0.08
     assert said(JobFolder(folder), "rollout-2")[-1].startswith("the policy needs no more")
+    journal = [entry_from_json(line).record for line in JobFolder(folder).events_path.read_bytes().splitlines()]
+    started = [record for record in journal if isinstance(record, WorkersStarted)]
+    assert len(started) == 4
+    assert rings_of({pid for record in started for pid in record.pids.values()}) == []
 
 
 def test_what_died_with_a_rollouts_node_is_skipped_and_all_else_is_read(run_local: RunLocal, tmp_path):

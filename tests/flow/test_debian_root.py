@@ -69,7 +69,7 @@ def test_nothing_outlives_a_make_that_is_killed(roots: Path) -> None:
 
 
 def test_the_command_gets_signals_and_gives_the_exit_code(roots: Path) -> None:
-    """SIGTERM is passed to the command once, and the command's exit code is that of the whole run."""
+    """SIGTERM is passed to the command, and the command's exit code is that of the whole run."""
     script = "trap 'exit 7' TERM; echo started; sleep 1000 & wait"
     with subprocess.Popen(inside(roots, script), cwd=TREE, stdout=subprocess.PIPE, text=True) as process:
         assert "started\n" in lines(process)

@@ -150,7 +150,7 @@ def test_garbage_is_skipped(start, server) -> None:
 
 
 def test_a_line_without_end_is_skipped(start, server) -> None:
-    """A line beyond the limit does not fill the broker's memory, and the next message is processed."""
+    """A line beyond the limit is skipped, and the next message is processed."""
     desk = start(attrsvc_url=server.url)
     desk.say(b"x" * (17 << 20))
     desk.ask()

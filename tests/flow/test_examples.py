@@ -152,7 +152,7 @@ def test_a_finished_training_that_is_started_again_repeats_no_step(clean: Path, 
     assert final.startswith(f"final step {STEPS} loss ")
 
 
-def test_under_an_agent_each_step_is_reported(tmp_path: Path) -> None:
+def test_under_an_agent_the_first_and_the_last_step_are_reported(tmp_path: Path) -> None:
     """The agent receives the first step as a datagram, and the slot has the last step in the end."""
     slot = Slot.create(tmp_path / "0.0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:

@@ -53,7 +53,7 @@ def test_native_code_that_holds_the_gil_and_uninterruptible_sleep(run_local, gat
 
 def test_each_open_section_has_its_own_deadline(run_local, gate, tmp_path):
     """Of two nested sections, the hang names the one whose timeout has passed, whether it is the outer or the inner
-    one. No missing step is reported meanwhile."""
+    one."""
     fault = "hangs_in_an_outer_section+hangs_in_an_inner_section"
     job = run_local(fault_plan(gate, tmp_path, fault, hang=HangSpec(step_timeout=1000.0)))
     for hung, section in zip(hangs_of(job, gate, 2), ("checkpoint", "upload"), strict=True):

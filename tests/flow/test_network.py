@@ -254,8 +254,8 @@ signal.pause()
 
 
 def test_nothing_outlives_a_test_that_is_killed(tmp_path):
-    """SIGKILL of the process that made the network ends the job in it. The namespaces vanish with their last
-    processes."""
+    """SIGKILL of the process that made the network ends the job in it, and all processes that hold the
+    namespaces."""
     with subprocess.Popen([sys.executable, "-c", DOOMED, str(tmp_path)], stdout=subprocess.PIPE) as test:
         assert test.stdout is not None
         assert test.stdout.readline() == b"there\n"

@@ -87,8 +87,8 @@ def test_without_a_bound_workers_may_run_on_after_others_have_finished():
     assert next_deadline(fleet.job) is None
 
 
-def test_what_is_learned_reaches_every_node_of_the_next_cycle_and_generation():
-    """The longest duration and the larger count stay, whichever node reported them."""
+def test_the_longest_durations_and_the_largest_counts_are_kept():
+    """They are those of the job, whichever node reported them."""
     fleet = running()
     fleet.learn("n1", step=(40, 2.0))
     fleet.learn("n2", step=(50, 1.5), save=(1, 9.0))

@@ -164,7 +164,7 @@ def test_a_counter_without_a_limit_only_counts():
 
 
 def test_without_cuda_there_is_nothing_to_check():
-    """A process without torch, or without a CUDA context, passes, and loads or creates none."""
+    """A process without torch, or without a CUDA context, passes, and the check loads no torch."""
     before = "torch" in sys.modules
     assert CudaHealthCheck()(STATE) is STATE
     assert ("torch" in sys.modules) is before

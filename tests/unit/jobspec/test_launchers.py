@@ -83,7 +83,7 @@ def test_other_commands_stay_as_they_are(line: str) -> None:
 
 
 def test_torchruns_flags_are_understood_among_our_own() -> None:
-    """The job that the issue names: `run --nproc-per-node 8 --rdzv-backend c10d -- python train.py`."""
+    """Torchrun's counts become flags of `run`, its other flags are named as ignored, and all else is left."""
     found = own_flags(
         ["--spares", "1", "--nproc_per_node=8", "--rdzv-backend", "c10d", "--nnodes", "2:4", "-t", "2h"],
         allocated=None,

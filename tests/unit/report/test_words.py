@@ -57,8 +57,8 @@ def test_ranks_are_sorted_and_folded() -> None:
     assert numbers([]) == "-"
 
 
-def test_every_kind_of_record_has_words() -> None:
-    """Each record of a whole journal, and each kind that it lacks, is printed as one line."""
+def test_a_record_is_described_in_one_line() -> None:
+    """So is each record of a whole journal, and some that it lacks."""
     others: list[records.AnyRecord] = [
         records.Tick(),
         records.Signalled(reason="time_limit"),

@@ -202,11 +202,13 @@ def test_bad_arguments_are_reported_at_once(arguments, message, monkeypatch):
 
 
 def test_a_password_that_others_can_read_is_refused(tmp_path):
-    """The file is refused, as in job.yaml, since the password must be replaced."""
+    """The file is refused, as in job.yaml, and the error says what to do."""
     password = tmp_path / "password"
     password.write_text("hunter2")
     password.chmod(0o644)
-    with pytest.raises(UsageError, match=f"{password}: password_file: can be read by others"):
+    with pytest.raises(
+        UsageError, match=rf"{password}: password_file: can be read by others \(mode 0644\); .*let .* be replaced"
+    ):
         Directory("redis://127.0.0.1", job="7", password_file=password)
 
 

@@ -334,8 +334,8 @@ def test_a_watcher_that_cuts_at_once(new_pool: Callable[..., Pool], address: str
     assert pool.count(address) == 0
 
 
-def test_dropped_in_a_child(new_pool: Callable[..., Pool], address: str) -> None:
-    """The child uses none of the parent's connections and acks, and has all places free."""
+def test_a_dropped_pool_is_as_new(new_pool: Callable[..., Pool], address: str) -> None:
+    """It uses none of its connections and acks again, and has all places free: a forked child drops its parent's."""
     pool = new_pool(per_port=1)
     with taken(pool, address) as first:
         pass

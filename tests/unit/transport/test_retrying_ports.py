@@ -141,8 +141,8 @@ def test_a_port_that_was_hurried_is_put_behind_the_others_for_a_moment() -> None
     assert choose([[A, B]], {A: hurried(WELL, now=NOW)}, now=NOW, turn=0) == B
 
 
-def test_one_success_forgives_it_all() -> None:
-    """A port that has answered is asked like any other, and its next quarantine is as short as a first one."""
+def test_a_port_without_failures_is_asked() -> None:
+    """Its first quarantine is the shortest one, and each failure in a row counts."""
     sick = failed(failed(WELL, now=NOW, dice=0.5), now=NOW, dice=0.5)
     assert sick.failures == 2
     assert failed(WELL, now=NOW, dice=0.5) == PortHealth(1, NOW + QUARANTINE_S)

@@ -84,8 +84,8 @@ def test_ranks_that_have_completed_every_call_have_no_standstill() -> None:
     assert standstill([dump(rank) for rank in range(4)]) is None
 
 
-def test_a_thousand_ranks_with_full_dumps_take_no_time() -> None:
-    """Work grows with the calls, not with ranks times calls."""
+def test_the_rank_without_a_dump_is_found_among_a_thousand() -> None:
+    """All others have full dumps, whose calls are open."""
     ranks = tuple(range(1000))
     calls = tuple(CollectiveCall("0", "default_pg", seq, "nccl:all_reduce", OPEN) for seq in range(1, 301))
     dumps = [Dump(rank, calls, {"0": ranks}, {"0": 300}) for rank in ranks if rank != 77]

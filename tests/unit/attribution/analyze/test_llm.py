@@ -95,7 +95,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture
 async def opinion(endpoint: Endpoint) -> AsyncIterator[LlmAdvisor]:
-    """Of that endpoint, which has a second to answer."""
+    """Of that endpoint, which has 20 s to answer."""
     made = LlmAdvisor(LlmSpec(url=endpoint.url, model="judge-1", timeout=20.0))
     yield made
     await made.close()

@@ -87,7 +87,7 @@ def test_a_run_of_seeds_says_how_many_kept_their_promises() -> None:
     """The exit code is 0."""
     said: list[str] = []
     assert run_histories("transport", range(3), 1, said.append) == 0
-    assert "3 runs of transport" in said[-1]
+    assert "3 runs of transport" in said[-1] and "all promises kept" in said[-1]
 
 
 def test_one_seed_again_prints_what_happened() -> None:

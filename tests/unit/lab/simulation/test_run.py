@@ -155,7 +155,7 @@ def test_record_without_the_jobs_key_is_no_fact_that_waits(seed):
 
 
 def test_cancelled_job_ends_with_its_code(seed):
-    """After scancel all agents leave with 143."""
+    """After scancel the controller orders a shutdown, and the job ends with 143."""
     result = run_seed(seed, NODES, (Act(at_s=1.0, kind="scancel"),))
     assert (result.broken, result.exit_code) == (None, 143)
     assert [shutdown.reason for shutdown in records(result, Shutdown)] == ["cancelled"]
@@ -163,7 +163,7 @@ def test_cancelled_job_ends_with_its_code(seed):
 
 
 def test_shapes_are_valid_configurations():
-    """Every drawn job could have been written as a job.yaml."""
+    """Every drawn job has nodes and time limits that job.yaml allows."""
     from random import Random
 
     for seed in range(300):

@@ -121,7 +121,7 @@ def test_situations_are_in_quiet_runs_alone() -> None:
 
 
 def test_shapes_of_situations_are_valid_configurations() -> None:
-    """Each of their jobs could have been written as a job.yaml."""
+    """Each of their jobs has time limits that job.yaml allows, and its acts are on its own nodes."""
     for situation in situations.SITUATIONS:
         for seed in range(20):
             shape, acts = situation(Random(seed), draw_shape(Random(seed), 8))

@@ -122,13 +122,14 @@ def test_killed_worker(shape, tmp_path):
     judge(matcher_of(of(plan)["kill-first-rank"], plan, tmp_path, None), fleet)
 
 
-def test_spent_budget_and_spares(tmp_path):
-    """Faults follow each other until no budget and no spare is left."""
+def test_spent_budget(tmp_path):
+    """Workers are killed until the restart budget is spent and the job ends, as the case `budget` expects."""
     plan = SHAPES["spares"]
     fleet = at_work(plan)
     for _ in range(plan.fault_tolerance.max_restarts.count + 1):
         worker(fleet, "n1", 0, signal=9)
         recover(fleet)
+    assert fleet.job.shutdown is not None
     judge(matcher_of(of(plan)["budget"], plan, tmp_path, None), fleet)
 
 

@@ -208,7 +208,7 @@ def _job_started(job: ControlState, fact: JobStarted, now: float) -> list[Decisi
     preferred = iter(sorted(fact.expected, key=job.is_suspect))  # clean nodes first, each in the allocation's order
     for replica in job.replicas.values():
         replica.order = tuple(islice(preferred, replica.role.nodes_per_replica))
-        replica.cycle, replica.unsafe, replica.leaving = -1, {}, {}
+        replica.cycle, replica.unsafe, replica.silent, replica.leaving = -1, {}, set(), {}
         replica.crashes, replica.pause_until = 0, None
         decisions += rendezvous.open_rendezvous(job, replica, now, noticed=now)
     return decisions

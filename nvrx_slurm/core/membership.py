@@ -74,7 +74,10 @@ def safe_at(node: Node, at: float) -> float:
 def make_safe(job: ControlState, node: Node) -> bool:
     """None of the node's old workers lives any more. False: that was known already."""
     replica = job.replicas.get(node.replica or "")
-    return replica is not None and replica.unsafe.pop(node.name, None) is not None
+    if replica is None:
+        return False
+    replica.silent.discard(node.name)
+    return replica.unsafe.pop(node.name, None) is not None
 
 
 def welcome(job: ControlState, fact: NodeJoined) -> Node:

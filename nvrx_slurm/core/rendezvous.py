@@ -123,7 +123,7 @@ def close_what_can(job: ControlState, now: float) -> list[Decision]:
     # Then those again that waited for a node of another replica: it may have been given up.
     for replica in chain(order, (each for each in order if each.waits_for)):
         if replica.phase is Phase.RENDEZVOUS and replica.cycle >= 0:
-            decisions += _close_if_due(job, replica, now)
+            decisions += _blame_silent(job, replica, now) + _close_if_due(job, replica, now)
             if decisions and isinstance(decisions[-1], Shutdown):
                 break
     return decisions
@@ -294,7 +294,7 @@ def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     replica.phase, replica.order = Phase.RUNNING, nodes
     replica.began_at, replica.pause_until = now, None
     limits.start_cycle(replica)
-    replica.awaited, replica.ready, replica.leaving = set(), set(), {}
+    replica.awaited, replica.ready, replica.leaving, replica.silent = set(), set(), {}, set()
     master = job.nodes[nodes[0]]
     closed = RendezvousClosed(
         replica=replica.id,
@@ -314,16 +314,29 @@ def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
 def _fence_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
     evidence = _blame_late(job, replica, now)
+    replica.silent.update(node.name for node in _late(job, replica))
     return [give_up(job, node, now) for node in _late(job, replica)] + evidence
 
 
 def _blame_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Where only lost connections were reported so far, the first of the late nodes is what the others have lost."""
+    return _blame(job, replica, [node.name for node in _late(job, replica)], replica.opened_at, now)
+
+
+def _blame_silent(job: ControlState, replica: Replica, now: float) -> list[Decision]:
+    """Once the clock proves that late nodes are dead: where only hangs were reported so far, the hung workers have
+    waited for the first of those nodes that has not been heard since."""
+    if job.catches_up or any(now < at for at in replica.unsafe.values()):
+        return []
+    silent, replica.silent = sorted(replica.silent), set()
+    return _blame(job, replica, silent, -math.inf, now)
+
+
+def _blame(job: ControlState, replica: Replica, nodes: list[str], began: float, now: float) -> list[Decision]:
     evidence: list[Decision] = []
-    for node in _late(job, replica):
-        cause = f"{node.name} lost: no answer to the teardown"
-        failure = Failure(kind="node", cause=cause, node=node.name, noticed=now)
-        evidence += restart_decision.take_evidence(job, replica, failure, replica.opened_at, now) or []
+    for name in nodes:
+        failure = Failure(kind="node", cause=f"{name} lost: no answer to the teardown", node=name, noticed=now)
+        evidence += restart_decision.take_evidence(job, replica, failure, began, now) or []
     return evidence
 
 

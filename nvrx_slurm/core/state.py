@@ -94,6 +94,7 @@ class Replica(msgspec.Struct):
     done: set[str] = set()
     first_done_at: float | None = None
     unsafe: dict[str, float] = {}
+    silent: set[str] = set()  # nodes that did not answer the teardown, and have not been heard since
     leaving: dict[str, DrainAsked] = {}  # drained nodes that the open rendezvous replaces
     stamps: Stamps | None = None
     began_at: float = 0.0  # when the last rendezvous closed

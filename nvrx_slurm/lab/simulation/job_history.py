@@ -139,6 +139,8 @@ class ReplicaHistory:
     first_done_at: float | None = None
     unproven: dict[str, float] = field(default_factory=dict)
     """Lost nodes whose workers may still live → until when, at most."""
+    silent: set[str] = field(default_factory=set)
+    """Nodes that were too late for its open rendezvous, and have not been heard since."""
     restarted_at: list[float] = field(default_factory=list)
     first_step: int | None = None
     reached: int | None = None
@@ -260,8 +262,7 @@ class JobHistory:
                 if node.is_here:
                     node.deaths += 1
                     self._depart(node, self.t, None)
-                for replica in self.replicas.values():  # it joins only when none of its old workers is left
-                    replica.unproven.pop(fact.node, None)
+                self._is_safe(node.name)  # it joins only when none of its old workers is left
                 node.incarnation, node.seq, node.replica, node.grant = fact.incarnation, fact.seq, None, None
                 if node.deaths < self.bounds.quarantine_after:
                     self._arrive(node)
@@ -306,8 +307,7 @@ class JobHistory:
                 self._depart(node, noticed, fact.step, began)
             case NodeFenced():
                 if self.nodes[fact.node].incarnation == fact.incarnation:
-                    for replica in self.replicas.values():
-                        replica.unproven.pop(fact.node, None)
+                    self._is_safe(fact.node)
             case RestartAsked() | DrainAsked() | UndrainAsked():
                 self.step.request = self._ask(fact)
             case NodeResumed():
@@ -452,7 +452,7 @@ class JobHistory:
         preferred = iter(sorted(fact.expected, key=self.is_evidence_against))
         for replica in self.replicas.values():
             replica.nodes = tuple(islice(preferred, replica.role.nodes_per_replica))
-            replica.cycle, replica.state, replica.unproven = -1, "open", {}
+            replica.cycle, replica.state, replica.unproven, replica.silent = -1, "open", {}, set()
             replica.crashes, replica.not_before = 0, 0.0
 
     def _arrive(self, node: NodeHistory) -> None:
@@ -493,11 +493,18 @@ class JobHistory:
 
     def _blame_late(self) -> None:
         """A node that has not answered when its rendezvous' time is up is what the others have lost, also where
-        nothing replaces it, so that it is not fenced but the job ends."""
+        nothing replaces it, so that it is not fenced but the job ends. A fenced one is, by the time at which its
+        workers are dead, what hung workers have waited for."""
         for replica in self.replicas.values():
+            if any(self.t < until for until in replica.unproven.values()):
+                continue
+            silent, replica.silent = sorted(replica.silent), set()
+            for name in silent:
+                if self.open_symptom(replica.id) is not None:
+                    self._fail(replica.id, "node", self.t, None, None, name, -math.inf)
             is_overdue = self.t >= replica.called_at + self.bounds.rendezvous.join_timeout
             known = self.open_symptom(replica.id) if is_overdue else None
-            if known is None or any(self.t < until for until in replica.unproven.values()):
+            if known is None:
                 continue
             for name in sorted(replica.awaited):
                 if known.is_symptom and self.nodes[name].place == "active":
@@ -677,7 +684,7 @@ class JobHistory:
         for name in nodes:
             self.nodes[name].place, self.nodes[name].replica = "active", replica.id
         replica.state, replica.nodes, replica.closed_at, replica.not_before = "running", nodes, self.t, 0.0
-        replica.awaited, replica.ready = set(), set()
+        replica.awaited, replica.ready, replica.silent = set(), set(), set()
         replica.started, replica.stepped, replica.recorded = set(), set(), []
         self.leaving = {name: owner for name, owner in self.leaving.items() if owner != replica.id}
         if replica.reached is not None:
@@ -703,8 +710,15 @@ class JobHistory:
         self._may_live(node, replica_id, self.bounds.gives_away_after_s)
         if (known := self.open_symptom(replica_id)) is not None and known.is_symptom:
             self._fail(replica_id, "node", self.t, None, None, node.name, known.first_noticed)
+        self.replicas[replica_id].silent.add(node.name)
         node.place = "gone"
         self._forget(node)
+
+    def _is_safe(self, node: str) -> None:
+        """None of its workers lives."""
+        for replica in self.replicas.values():
+            replica.unproven.pop(node, None)
+            replica.silent.discard(node)
 
     def _may_live(self, node: NodeHistory, replica_id: str, dead_after_s: float) -> None:
         """Workers of the replica there must be dead after that time, and may live until then."""

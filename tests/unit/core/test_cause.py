@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nvrx_slurm.controller.controller import replay
 from nvrx_slurm.core.cause import evidence_of, outranks
 from nvrx_slurm.core.state import Failure, new_job
-from nvrx_slurm.jobspec.model import AttributionSpec, ProgressSpec
+from nvrx_slurm.jobspec.model import AttributionSpec, HangSpec, ProgressSpec
 from nvrx_slurm.jobspec.plan import RolePlan
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
@@ -20,6 +20,7 @@ from nvrx_slurm.journal.records import (
     AttributionAsked,
     AttributionJudged,
     Fence,
+    NodeFenced,
     NodeIsolated,
     RendezvousClosed,
     RendezvousOpened,
@@ -83,6 +84,22 @@ def test_late_node_is_what_its_peers_have_lost():
         "restart_replica",
         "n2 lost: no answer to the teardown",
     )
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "fenced by its kernel"])
+def test_late_node_without_a_sign_of_life_is_what_hung_workers_waited_for(answers: bool):
+    """The peers of a node without power are hung before the failure detector could find it lost, and it is fenced
+    because it is late. It is the cause once the clock proves it dead; if its kernel answers, it was only late."""
+    hang = HangSpec(step_timeout=1.0)
+    fleet = started(hang=hang, teardown__grace=1.0, rendezvous__last_call=1.0, max_restarts=Allowance(count=1))
+    fleet.hang("n1", limit_s=1.0)
+    fleet.ready("n1")
+    assert fleet.later(2.0) == [Fence(node="n2", incarnation="n2.0")]
+    if answers:
+        fleet.tell(NodeFenced(node="n2", incarnation="n2.0", proof="its kernel"))
+    else:
+        fleet.later(fleet.plan.fault_tolerance.gives_away_after_s)
+    assert settled(fleet) == (("n1", 0) if answers else ("n2", None))
 
 
 def test_late_node_that_nothing_replaces_is_the_cause_of_the_end():

@@ -35,6 +35,7 @@ from nvrx_slurm.agent.events import (
     Event,
     Failing,
     Hung,
+    JoinLost,
     Resumed,
     Signal,
     Terminated,
@@ -413,8 +414,14 @@ class Agent:
     # ---- ends
 
     def _on_fence(self, order: Fence) -> None:
-        if order.incarnation == self.publisher.incarnation and not self.leaving and not self.fenced:
-            log.warning("fenced: the controller gave this node up; its workers are killed, and it joins again")
+        self._begin_again(order.incarnation, "fenced: the controller gave this node up")
+
+    def _on_join_lost(self, event: JoinLost) -> None:
+        self._begin_again(event.incarnation, "the store has lost the join of this node with its data")
+
+    def _begin_again(self, incarnation: str, why: str) -> None:
+        if incarnation == self.publisher.incarnation and not self.leaving and not self.fenced:
+            log.warning("%s; its workers are killed, and it joins again", why)
             self.fenced = True
             self._stop(self._join_again, grace_s=0.0)
 
@@ -484,6 +491,11 @@ class Agent:
 
     def _on_controller_up(self, order: ControllerUp) -> None:
         self.liveness.controller_is(order, self.publisher.incarnation)
+        self._go(self._look_for_join(order))
+
+    async def _look_for_join(self, controller: ControllerUp) -> None:
+        if (incarnation := await self.joining.join_is_lost_under(controller)) is not None:
+            self.inbox.put_nowait(JoinLost(incarnation))
 
     # ---- stopping
 
@@ -663,6 +675,7 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     RendezvousClosed: Agent._on_rendezvous_closed,
     ReplicaEnded: Agent._on_replica_ended,
     Fence: Agent._on_fence,
+    JoinLost: Agent._on_join_lost,
     Shutdown: Agent._on_shutdown,
     DumpOrdered: Agent._on_dump_ordered,
     CommandOrdered: Agent._on_command_ordered,

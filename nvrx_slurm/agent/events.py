@@ -32,6 +32,12 @@ class Assigned(msgspec.Struct, frozen=True):
     asked_by: str
 
 
+class JoinLost(msgspec.Struct, frozen=True):
+    """The store has lost the join of this incarnation: a controller may never have read it."""
+
+    incarnation: str
+
+
 class Signal(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT came: Slurm, or the process that started the agent, ends the node. Or `HURRY`."""
 
@@ -142,6 +148,7 @@ Event = (
     | Hung
     | Dumped
     | Signal
+    | JoinLost
     | Resumed
     | StoreUnreachable
     | ControllerSilent

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nvrx_slurm.agent.machine import Machine, WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
-from nvrx_slurm.journal.records import AnyOrder, Assignment, NodeJoined
+from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.client import StoreClient, place_of
 from nvrx_slurm.util.log import get_logger
@@ -33,6 +33,7 @@ class Joining:
         self._store, self._publisher, self._workers, self._post = store, publisher, workers, post
         self._fence_port = 0
         self._one_at_a_time = asyncio.Lock()
+        self._joined_under: ControllerUp | None = None
         self.port = machine.hold_port()
 
     def hold_port(self) -> int:
@@ -70,6 +71,7 @@ class Joining:
         try:
             async with self._one_at_a_time:
                 last, shutdown, controller = await self._store.join(fact)
+                self._joined_under = controller
         finally:
             joined.set()
         log.info("joined as %s", fact.incarnation)
@@ -77,6 +79,14 @@ class Joining:
             if order is not None:
                 self._post(order)
         return last
+
+    async def join_is_lost_under(self, controller: ControllerUp) -> str | None:
+        """The incarnation whose join a store that lost its data before this controller took over has lost. None:
+        it has the join, or the join is under way and reaches the store that this controller reads."""
+        incarnation = self._publisher.incarnation
+        if controller == self._joined_under or not self._publisher.joined.is_set():
+            return None
+        return None if await self._store.has_join_of(incarnation) else incarnation
 
 
 class Orders:

@@ -136,6 +136,10 @@ class StoreClient:
         first = self._value(names[2], shutdown, Shutdown), self._value(names[3], controller, ControllerUp)
         return last.decode(), *first
 
+    async def has_join_of(self, incarnation: str) -> bool:
+        """Whether the store still has the join that it took: one that loses its data loses that, too."""
+        return await self._patiently(lambda: self._redis.hget(self.keys.joins, incarnation)) is not None
+
     async def post(self, fact: Record) -> None:
         """Post a fact."""
         data = {"m": self._key.sign(self.keys.inbox, pack(fact))}

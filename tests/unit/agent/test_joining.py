@@ -223,3 +223,23 @@ async def test_join_that_fails_holds_no_facts_back():
     async with asyncio.timeout(60.0):
         await publishing
     assert [type(fact) for fact in store.posted] == [NodeJoined, NodeLeft]
+
+
+async def test_join_that_the_store_has_lost_is_found_when_another_controller_takes_over():
+    """A join that went with the store's data is found out at the next controller; one that the store has, or that is
+    under way, is not."""
+    connection = MemoryClient(MemoryServer(SystemClock()))
+    store = StoreClient(ADDRESS, clock=SystemClock(), connection=connection)
+    publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
+    machine: Any = SimpleNamespace(hold_port=lambda: SimpleNamespace(number=1), pid=1)
+    joining = Joining(
+        machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=lambda order: None
+    )
+    other = ControllerUp(epoch=2, host="h", port=1)
+    assert await joining.join_is_lost_under(other) is None  # it has not joined yet
+    await joining.join()
+    assert await joining.join_is_lost_under(other) is None
+    await connection.delete(store.keys.joins)
+    assert await joining.join_is_lost_under(other) == "a"
+    publisher.renew_incarnation()
+    assert await joining.join_is_lost_under(other) is None  # the join of the new one is under way

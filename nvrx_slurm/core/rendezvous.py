@@ -109,7 +109,7 @@ def fence(job: ControlState, node: Node, now: float) -> Fence:
     """Until the node reads this, any contact with the store renews the lease of its workers: its ranks are not given
     away before they are dead. For a lost node, too, whose fence is gone with the store's data."""
     replica = job.replicas.get(node.replica or "")
-    if replica is not None and (node.state is NodeState.ACTIVE or node.name in replica.unsafe):
+    if replica is not None and (node.state is NodeState.ACTIVE or now < replica.unsafe.get(node.name, now)):
         dead_by = now + job.plan.fault_tolerance.gives_away_after_s
         replica.unsafe[node.name] = membership.safe_at(node, dead_by)
     return Fence(node=node.name, incarnation=node.incarnation)

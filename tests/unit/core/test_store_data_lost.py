@@ -60,6 +60,16 @@ def test_node_that_was_lost_before_is_fenced_once_more():
     assert fleet.job.replicas["main-0"].unsafe["n1"] == fleet.now + gives_away_s
 
 
+def test_node_whose_lease_had_lapsed_before_the_loss_is_not_waited_for():
+    """The clock has proven its death, although no tick has said so; nothing renews a lease that has lapsed."""
+    fleet = running(plain(nodes=2, spares=1))
+    gives_away_s = fleet.plan.fault_tolerance.gives_away_after_s
+    fleet.tell(NodeLost(node="n1", incarnation="n1.0", cause="heartbeat_timeout", safe_after_s=gives_away_s))
+    fleet.now += gives_away_s + 1.0
+    fleet.tell(LOST)
+    assert "n1" not in fleet.job.replicas["main-0"].unsafe
+
+
 def test_open_rendezvous_begins_again():
     """The lost data may include that a node is ready, or is called."""
     fleet = running(plain(nodes=2, spares=0))

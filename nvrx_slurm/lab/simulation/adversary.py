@@ -570,6 +570,7 @@ KINDS: dict[str, Kind] = {
             moment=act.number % 4,
             do=lambda: _overtake(run, act),
             late_by=act.number // 20 % 3,
+            can_happen=lambda: run.contact.newest_leads,
         ),
     ),
     "break_commit": Kind(

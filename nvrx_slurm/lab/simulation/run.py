@@ -91,7 +91,7 @@ class SimulationRun:
         self.broken: str | None = None
         self.seen_by: str | None = None
         self.over: asyncio.Future[None] = asyncio.Future(loop=self.loop)
-        self.contact = Contact(self, self._break)
+        self.contact: Contact = Contact(self, self._break)
         self.promises = Promises(self.plan, self._break, self._entered, lambda: outage_of(self.performed))
         self.host_clock = VirtualClock(self.loop)
         self.store_clock: VirtualClock = VirtualClock(self.loop)

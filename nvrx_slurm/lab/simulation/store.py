@@ -35,6 +35,7 @@ class _CommitFault:
     moment: int
     do: Callable[[], object]
     late_by: int
+    can_happen: Callable[[], bool]
 
 
 @dataclass(slots=True)
@@ -118,10 +119,17 @@ class WatchedStore(MemoryServer):
         self._is_removed = False
         self._begin_again()
 
-    def at_commit(self, after: int, moment: int, do: Callable[[], object], late_by: int = 0) -> None:
-        """At the commit after so many more, `do` something to the controller. A LATE one arrives `late_by` commits
-        after the take-over of the next."""
-        self._faults.append(_CommitFault(self._commits + after, moment, do, late_by))
+    def at_commit(
+        self,
+        after: int,
+        moment: int,
+        do: Callable[[], object],
+        late_by: int = 0,
+        can_happen: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """At the first commit that this `can_happen` to, after so many more, `do` something to the controller. A LATE
+        one arrives `late_by` commits after the take-over of the next."""
+        self._faults.append(_CommitFault(self._commits + after, moment, do, late_by, can_happen))
 
     def _lose_data(self) -> None:
         self.lose_data()
@@ -159,7 +167,7 @@ class WatchedStore(MemoryServer):
         fault = None
         if _is_script(commands[0], "commit"):
             self._commits += 1
-            fault = next((each for each in self._faults if each.after < self._commits), None)
+            fault = next((each for each in self._faults if each.after < self._commits and each.can_happen()), None)
         if fault is None:
             super().handle(password, commands, answer)
             return

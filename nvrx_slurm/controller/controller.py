@@ -211,6 +211,7 @@ class Controller:
             # A fresh store, as that of a job which was requeued, or one that has lost its data: only the copy has
             # what it lacks. Numbers and epochs go on from there: agents read no older order.
             copied = list(self.environment.read_copy())
+            kept = max((entry.n for entry in copied), default=0)  # an older controller may have added to it meanwhile
             epochs = [entry.record.epoch for entry in copied if isinstance(entry.record, ControllerStarted)]
             unknown = max(0, round(EPOCHS_PER_S * (self.clock.wall() - info.started_at)))
             epoch = min(max(epochs, default=0) + unknown, MOST_EPOCHS)

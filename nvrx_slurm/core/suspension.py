@@ -43,6 +43,8 @@ def end(job: ControlState, fact: JobResumed, now: float) -> list[Decision] | Non
     if job.suspended_at is None or fact.generation != job.generation:
         return None
     job.suspended_at, by_s = None, fact.stood_still_s
+    # What has arrived since the announcement was not decided on, and comes before any deadline.
+    job.behind_until, job.catches_up = now, True
     job.started_at += by_s
     job.shutdown_deadline += by_s
     job.expected_until += by_s

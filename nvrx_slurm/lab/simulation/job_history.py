@@ -240,7 +240,7 @@ class JobHistory:
                 node.seq = max(node.seq, record.seq)
             # The time of any fact may be past that deadline; but facts that arrived while no controller ran, or
             # while it stood still, and so have the time at which it went on, come before it.
-            if isinstance(record, ControllerStarted | DecisionsLate):
+            if isinstance(record, ControllerStarted | DecisionsLate | JobResumed):
                 self.behind_until = self.t
             elif isinstance(record, Tick) or self.t > self.behind_until:
                 self._end_exit_skew()

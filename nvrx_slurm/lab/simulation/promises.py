@@ -441,8 +441,7 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     # the store, the bound for how far apart these may be.
     skew_s = math.inf if bounds.hang.exit_skew is None else bounds.hang.exit_skew
     touched_after_s = min(bounds.fence_timeout, bounds.control_plane_grace, skew_s)
-    has_lost = run.store.has_lost_joins or promises.lost_shutdown is not None
-    is_fatal = has_lost or any(act.traits & Trait.FATAL for act in run.performed)
+    is_fatal = promises.lost_shutdown is not None or any(act.traits & Trait.FATAL for act in run.performed)
     if is_fatal or outage_s >= LONGEST_OUTAGE * touched_after_s:
         return
     on_nodes = [act for act in run.performed if act.traits & Trait.NODE]

@@ -14,6 +14,7 @@ from nvrx_slurm.core.rendezvous import SHORT_S
 from nvrx_slurm.jobspec.model import AttributionSpec, BackoffSpec
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.journal.records import (
+    JobEnded,
     JobResumed,
     JobSuspended,
     NodeFenced,
@@ -68,6 +69,17 @@ def test_no_deadline_is_due_while_the_job_is_suspended_and_all_move_by_that_time
     assert fleet.tell(JobResumed(stood_still_s=5000.0)) == []
     assert next_deadline(fleet.job) == due_at + 5000.0
     assert not fleet.said(Shutdown)
+
+
+def test_what_agents_said_while_no_suspension_came_is_taken_in_before_a_deadline():
+    """The controller waited in vain for the announced suspension, past the time in which all agents had to leave."""
+    fleet = running()
+    fleet.signal("cancel")
+    suspended(fleet)
+    fleet.now = fleet.job.shutdown_deadline + 1.0
+    fleet.tell(JobResumed(stood_still_s=0.0))
+    fleet.leave(*fleet.names)
+    assert [ended.missing for ended in fleet.said(JobEnded)] == [()]
 
 
 def test_node_lost_in_a_suspension_keeps_its_ranks_until_its_death_is_proven():
@@ -180,8 +192,8 @@ def test_cause_that_is_reported_after_a_suspension_counts():
 
 # ------------------------------------------------------------------------------------- what is moved
 
-NO_MOMENTS = frozenset({"plan", "role", "seen", "answers"})
-"""Fields of the core's state without moments."""
+NO_MOMENTS = frozenset({"plan", "role", "seen", "answers", "behind_until"})
+"""Fields of the core's state without moments; the last one is when the controller went on, which no time moves."""
 
 
 def moments(of: object, where: str = "job") -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from hashlib import blake2b, sha1
 from typing import Any
 
 from nvrx_slurm.errors import ForgedRecord
-from nvrx_slurm.journal.records import Entry, NodeJoined, Tick, unpack_entry
+from nvrx_slurm.journal.records import Entry, Tick, unpack_entry
 from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
 from nvrx_slurm.lab.simulation.contact import Contact
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
@@ -77,8 +77,6 @@ class WatchedStore(MemoryServer):
         self._service, self._loop, self._promises = service, service.network.loop, promises
         self._aims, self._contact, self._clock, self._key, self._copy = aims, contact, clock, key, copy
         self._is_removed = self._has_lost_data = False
-        self.has_lost_joins = False  # that no controller had read: their agents wait for the end of the job
-        self._unread_joins = 0
         self._faults: list[_CommitFault] = []
         self._sent: Command | None = None  # the last commit that the aimed acts saw coming
         self._commits = 0
@@ -99,7 +97,6 @@ class WatchedStore(MemoryServer):
             self.stop()
             self.process.kill()
             if not keeps_data:
-                self.has_lost_joins |= self._unread_joins > 0
                 self._lose_data()
                 self._has_lost_data = True
             self._loop.call_outside(down_s, self._begin_again)
@@ -135,7 +132,6 @@ class WatchedStore(MemoryServer):
         self.lose_data()
         self._posted.clear()
         self._joined.clear()
-        self._unread_joins = 0
 
     def _begin_again(self) -> None:
         if not self.up and not self._is_removed:
@@ -218,10 +214,8 @@ class WatchedStore(MemoryServer):
             self._deliver_late()
         elif _is_script(command, "join"):
             incarnation = command[1][-1]
-            if len(self._posted) > posted:
-                self._unread_joins += 1
-                if incarnation in self._joined:
-                    self._promises.joined_twice(incarnation)
+            if len(self._posted) > posted and incarnation in self._joined:
+                self._promises.joined_twice(incarnation)
             self._joined.add(incarnation)
         elif _is_script(command, "commit") and reply[0] == b"ok":
             _, many, *words = command[1]
@@ -231,7 +225,6 @@ class WatchedStore(MemoryServer):
             begun = len(self._promises.journal)
             self._promises.committed(int(args[0]), _entries(command), self._loop.time())
             taken = self._promises.journal[begun:]
-            self._unread_joins -= sum(isinstance(entry.record, NodeJoined) for entry in taken)
             self._check_deadlines(taken)
             if args[2] != "":
                 read = identity_of(encoded(args[2]))

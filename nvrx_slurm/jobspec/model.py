@@ -474,7 +474,7 @@ class SlurmSpec(Block, frozen=True, kw_only=True):
     qos: Annotated[Line | None, "`--qos`"] = None
     time: Annotated[
         TimeLimit | None,
-        "Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`; a plain number is minutes).",
+        "Time limit: a duration (`12h`), or as sbatch takes it (`2-00:00:00`, `UNLIMITED`; a number is minutes).",
     ] = None
     gpus_per_node: Annotated[Gpus | None, "`--gpus-per-node`: a number, or `type:number`"] = None
     cpus_per_task: Annotated[

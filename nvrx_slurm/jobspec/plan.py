@@ -7,6 +7,7 @@ are, so `plan.json` nests as job.yaml does; durations are seconds, sizes bytes, 
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def plan(spec: JobSpec, *, folder: Path, job_file: Path | None = None) -> Plan:
             attribution=asked if attribution == asked else attribution,
             progress=bounds.progress if progress == bounds.progress else progress,
         ),
-        time_limit_s=spec.slurm.time,
+        time_limit_s=None if spec.slurm.time == math.inf else spec.slurm.time,
         store=replace(spec.store, password_file=find(spec.store.password_file)),
         lease=replace(spec.lease, file=str(find(spec.lease.file))) if spec.lease else None,
         output=find(spec.output, Path(str(here).replace("%", "%%"))),  # only what the user wrote is a pattern

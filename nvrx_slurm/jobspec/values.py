@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -62,10 +63,10 @@ def _name(text: str) -> str:
     return text
 
 
-def _between(least_s: float, most_s: float) -> After:
+def _between(least_s: float, most_s: float, *, or_none: str = "") -> After:
     def check(seconds: float) -> float:
-        if not least_s <= seconds <= most_s:
-            raise ValueError(f"must be from {words(least_s)} to {words(most_s)}, not {seconds:g}s")
+        if not least_s <= seconds <= most_s and not (or_none and math.isinf(seconds)):
+            raise ValueError(f"must be from {words(least_s)} to {words(most_s)}{or_none}, not {seconds:g}s")
         return seconds
 
     return After(check)
@@ -276,9 +277,9 @@ Pause = Annotated[_Seconds, _between(0, LONGEST_S)]
 TimeLimit = Annotated[
     float,
     Before(parse_time_limit),
-    _between(60, 3650 * DAY_S),
+    _between(60, 3650 * DAY_S, or_none=", or UNLIMITED"),
     _AS_WORDS,
-    Schema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60]}),
+    Schema({"type": ["string", "integer"], "examples": ["12h", "2-00:00:00", 60, "UNLIMITED"]}),
 ]
 Command = Annotated[
     tuple[Text, ...],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 
 DAY_S = 86400.0
+UNLIMITED = "UNLIMITED"
 _UNITS_S = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PART = re.compile(rf"({_PLAIN.pattern})(ms|s|m|h|d)", re.ASCII)
@@ -45,8 +47,11 @@ def parse_time_limit(value: object) -> float:
     """Seconds, from a time limit as sbatch takes it or from a duration. Raises ValueError.
 
     A plain number is minutes; otherwise M:S, H:M:S, D-H, D-H:M, D-H:M:S (sbatch(1), --time), or `12h`, `2d`.
+    UNLIMITED and INFINITE, of any case, are infinite.
     """
     text = str(value).strip()
+    if text.upper() in (UNLIMITED, "INFINITE"):
+        return math.inf
     match = None if isinstance(value, (bool, float)) else _SLURM.fullmatch(text)
     if match is None:
         return parse_duration(text)
@@ -61,7 +66,9 @@ def parse_time_limit(value: object) -> float:
 
 
 def slurm_time(seconds: float) -> str:
-    """A time limit in the one format that every Slurm reads: `D-HH:MM:SS`."""
+    """A time limit in the one format that every Slurm reads: `D-HH:MM:SS`, or UNLIMITED."""
+    if math.isinf(seconds):
+        return UNLIMITED
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -69,7 +76,10 @@ def slurm_time(seconds: float) -> str:
 
 
 def words(seconds: float) -> str:
-    """A duration as it is written in job.yaml: 90.0 → `1m30s`. `parse_duration` gives the same seconds back."""
+    """A duration as it is written in job.yaml: 90.0 → `1m30s`. `parse_duration` gives the same seconds back, and
+    `parse_time_limit` an infinite time limit."""
+    if math.isinf(seconds):
+        return UNLIMITED
     exact = Decimal(repr(float(seconds)))
     if exact != int(exact):
         millis = exact * 1000

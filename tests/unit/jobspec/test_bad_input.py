@@ -69,7 +69,7 @@ BAD_VALUES = {
     'env: {A: "\\ud800"}': "3: env.A: must be valid Unicode; it holds half of a surrogate pair",
     'slurm: {account: "a\\tb"}': "3: slurm.account: must be one line of printable text",
     "slurm: {time: 5x}": "3: slurm.time: '5x' is no duration; write it like 15s, 2m, 1h30m",
-    "slurm: {time: 30s}": "3: slurm.time: must be from 1m to 3650d, not 30s",
+    "slurm: {time: 30s}": "3: slurm.time: must be from 1m to 3650d, or UNLIMITED, not 30s",
     "slurm: {time: true}": "3: slurm.time: 'true' is no duration",
     "slurm: {time: .inf}": "3: slurm.time: '.inf' is no duration",
     "fault_tolerance: {teardown: {grace: .nan}}": "3: fault_tolerance.teardown.grace: '.nan' is no duration",

@@ -12,6 +12,7 @@ from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.load import load
 from nvrx_slurm.jobspec.model import BackoffSpec, FaultToleranceSpec, LeaseSpec
 from nvrx_slurm.jobspec.plan import RolePlan, plan, plan_from_json, plan_to_json
+from nvrx_slurm.jobspec.script import sbatch_flags
 from nvrx_slurm.jobspec.values import Allowance
 from nvrx_slurm.lab.plans import plain_bounds
 
@@ -35,6 +36,14 @@ def test_a_role_adds_to_the_jobs_environment(write: Write) -> None:
     spec = load(write("name: a\nenv: {A: 1, B: 1}\nroles: {p: {command: x, env: {B: 2}}, q: {command: y}}\n")).spec
     p, q = plan(spec, folder=Path("jobs")).roles
     assert (p.env, q.env) == ({"A": "1", "B": "2"}, {"A": "1", "B": "1"})
+
+
+def test_unlimited_time_is_asked_for_and_bounds_nothing(write: Write) -> None:
+    """`UNLIMITED` goes to sbatch, and the plan of the job has no time limit."""
+    spec = load(write("name: a\ncommand: x\nslurm: {time: unlimited}\n")).spec
+    made = plan(spec, folder=Path("jobs"))
+    assert made.time_limit_s is None
+    assert "--time=UNLIMITED" in sbatch_flags(spec, made)
 
 
 def test_a_tilde_is_the_home(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

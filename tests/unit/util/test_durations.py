@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,8 @@ def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
         "2-00:00:01": 172801,
         "12h": 43200,
         "90s": 90,
+        "UNLIMITED": math.inf,
+        "infinite": math.inf,
     }.items(),
 )
 def test_time_limits_as_sbatch_reads_them(text: str, seconds: float) -> None:

@@ -36,6 +36,7 @@ BEYOND_SIMULATION = frozenset(
     {
         "commit-with-a-gap",
         "epoch-given-twice",
+        "lapsed-lease-counts-again",
         "late-fence-proves-too-early",
         "late-orders-of-a-dead-controller-unmarked",
         "silence-of-an-old-answer",
@@ -566,6 +567,11 @@ CONTROL_PLANE = (
             "        if node.alive:\n            decisions.append(rendezvous.give_up(",
             "        if False:\n            decisions.append(rendezvous.give_up(",
         ),
+    ),
+    core(
+        "lapsed-lease-counts-again",
+        "a lease that lapsed before the store lost its data is not waited for once more",
+        Edit(RENDEZVOUS, "now < replica.unsafe.get(node.name, now)", "node.name in replica.unsafe"),
     ),
     controller(
         "epoch-given-twice",

@@ -45,6 +45,12 @@ NODE = (
         tests=("tests/unit/agent/test_joining.py",),
     ),
     node(
+        "lost-join-not-missed",
+        "an agent whose join the store has lost joins again",
+        Edit(JOINING, "return None if await self._store.has_join_of(incarnation) else incarnation", "return None"),
+        tests=("tests/unit/agent/test_joining.py",),
+    ),
+    node(
         "port-free-before-its-user-listens",
         "a node's port stays held while its workers start",
         Edit(

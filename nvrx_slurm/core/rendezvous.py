@@ -313,9 +313,9 @@ def _close(job: ControlState, replica: Replica, now: float) -> list[Decision]:
 
 def _fence_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:
     """Nodes that are too late lose their ranks: they are fenced, and the rendezvous waits until they are dead."""
-    evidence = _blame_late(job, replica, now)
-    replica.silent.update(node.name for node in _late(job, replica))
-    return [give_up(job, node, now) for node in _late(job, replica)] + evidence
+    late, evidence = _late(job, replica), _blame_late(job, replica, now)
+    replica.silent.update(node.name for node in late)
+    return [give_up(job, node, now) for node in late] + evidence
 
 
 def _blame_late(job: ControlState, replica: Replica, now: float) -> list[Decision]:

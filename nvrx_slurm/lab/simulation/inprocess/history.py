@@ -65,7 +65,7 @@ class SimulatedMember:
     @property
     def monitor(self) -> VirtualProcess | None:
         monitor = getattr(self.call, "_monitor", None)
-        return None if monitor is None else monitor.process
+        return None if monitor is None else monitor._process
 
     def _main(self) -> int:
         history, lost = self.history, dict[int, Lost]()

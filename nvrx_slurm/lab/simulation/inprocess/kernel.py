@@ -16,6 +16,7 @@ from nvrx_slurm.inprocess import (
     call,
     group,
     interrupter,
+    monitor,
     monitor_heartbeats,
     monitor_loop,
     progress,
@@ -23,16 +24,7 @@ from nvrx_slurm.inprocess import (
     timeline,
 )
 from nvrx_slurm.inprocess.exception import InternalError, RankShouldRestart
-from nvrx_slurm.inprocess.ledger import Lost
-from nvrx_slurm.inprocess.monitor import (
-    MOST_BYTES,
-    READY,
-    MonitorOptions,
-    NewRankOrder,
-    Start,
-    TerminateOrder,
-    encode_order,
-)
+from nvrx_slurm.inprocess.monitor import MOST_BYTES, READY, MonitorOptions, MonitorProcess, Start
 from nvrx_slurm.inprocess.monitor_heartbeats import LogWriter
 from nvrx_slurm.inprocess.progress import CELL_BYTES, CELLS, ProgressStamps
 from nvrx_slurm.inprocess.region import ENDS, CallInterrupted, Raised, Returned
@@ -58,8 +50,6 @@ class RankKernel:
         self.scheduler = scheduler
         self.descriptors = VirtualDescriptors(scheduler)
         self.processes: dict[int, VirtualProcess] = {}
-        self.regions: dict[int, SimulatedRegion] = {}  # process id → its region
-        self.ended: dict[int, int] = {}  # process id → descriptor that is readable once the process has ended
         self.quiet: set[int] = set()  # processes whose main thread runs no Python
         self.deaf: set[int] = set()  # those where no signal changes that
         self._shared: dict[int, SharedWords] = {}
@@ -67,9 +57,6 @@ class RankKernel:
     def process(self, name: str, host: str) -> VirtualProcess:
         process = VirtualProcess(self.scheduler, name, host)
         self.processes[process.pid] = process
-        number, descriptor = self.descriptors.add()
-        self.ended[process.pid] = number
-        process.on_death(descriptor.becomes_readable)
         return process
 
     # ---- the calls of `os`, `mmap`, …
@@ -137,12 +124,12 @@ class RankKernel:
             call,
             MonitorProcess=lambda options, stamps: SimulatedMonitor(self, options, stamps),
             RankVariables=_UnsetVariables,
-            Region=lambda *_: SimulatedRegion(self),
-            Watchdog=lambda stamps, interval_s: SimulatedWatchdog(self, stamps, interval_s),
+            Region=lambda on_signal, _: SimulatedRegion(self, on_signal),
             gc=SimpleNamespace(get_freeze_count=lambda: 1),
             os=os_calls,
-            watchdog_method=lambda: "pending-call",
+            watchdog_method=lambda: "signal",
         )
+        names.over(monitor, select=poll)
         names.over(
             monitor_loop,
             **watched_by_kernel,
@@ -152,7 +139,6 @@ class RankKernel:
             LogWriter=self._log_writer,
             MonitorLogHandler=_NoLog,
             WatchedProcess=lambda number, pid: SimulatedWatchedProcess(self, number, pid),
-            ended_within=self._ended_within,
         )
         names.over(
             monitor_heartbeats,
@@ -167,11 +153,6 @@ class RankKernel:
         writer = ThreadedLogWriter(*args)  # type: ignore[arg-type]
         writer.virtual = VirtualThread(self.scheduler, self.scheduler.process, writer.run, "log writer")
         return writer
-
-    def _ended_within(self, number: int, seconds: float) -> bool:
-        poller = VirtualPoller(self.scheduler, self.descriptors)
-        poller.register(number)
-        return bool(poller.poll(max(0.0, seconds) * 1000))
 
 
 class ThreadedLogWriter(LogWriter):
@@ -197,16 +178,13 @@ class SimulatedRegion:
     """The main thread's region: a restart is raised in the function's next step, unless it is stuck in C, and at
     once where it waits. Its atomic blocks are its own."""
 
-    def __init__(self, kernel: RankKernel) -> None:
-        self._scheduler, self._kernel = kernel.scheduler, kernel
+    def __init__(self, kernel: RankKernel, on_signal: Callable[[], None]) -> None:
+        self._scheduler, self._kernel, self._on_signal = kernel.scheduler, kernel, on_signal
         self._changed = VirtualCondition(kernel.scheduler)
         self._open = self._holders = 0
         self._inside: VirtualThread | None = None
         self._left = VirtualEvent(kernel.scheduler)
-        self._is_wanted = False
         self._delivered = False
-        self.is_in_function = False
-        kernel.regions[kernel.scheduler.process.pid] = self
 
     def __enter__(self) -> SimulatedRegion:
         return self
@@ -218,7 +196,7 @@ class SimulatedRegion:
         thread = self._scheduler.current
         assert thread is not None
         self._inside, self._left = thread, VirtualEvent(self._scheduler)
-        self._is_wanted = self._delivered = False
+        self._delivered = False
         thread.is_interruptible = True
         try:
             value = function()
@@ -226,7 +204,7 @@ class SimulatedRegion:
         except (Exception, RankShouldRestart, *ENDS) as caught:
             error = caught
         finally:
-            thread.is_interruptible = self.is_in_function = False
+            thread.is_interruptible = False
             thread.pending = self._inside = None
             self._left.set()
         if self._delivered:
@@ -276,29 +254,8 @@ class SimulatedRegion:
                 self._changed.notify_all()
 
     def ask(self) -> None:
-        """The watchdog here stamps by itself."""
-
-
-class SimulatedWatchdog:
-    """Stamps once an interval, unless the main thread is stuck in C."""
-
-    def __init__(self, kernel: RankKernel, stamps: ProgressStamps, interval_s: float) -> None:
-        self._kernel, self._stamps, self._interval_s = kernel, stamps, interval_s
-        self._stopped = VirtualEvent(kernel.scheduler)
-        self._thread = VirtualThread(kernel.scheduler, kernel.scheduler.process, self._watch, "watchdog")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        pid = self._thread.process.pid
-        while not self._stopped.wait(self._interval_s):
-            if pid not in self._kernel.quiet:
-                self._stamps.automatic()
+        if self._scheduler.process.pid not in self._kernel.quiet:
+            self._on_signal()
 
 
 class ControlSocket:
@@ -337,20 +294,22 @@ class ControlSocket:
             self.peer.descriptor.becomes_readable()
 
 
-class SimulatedMonitor:
-    """The rank's side, `MonitorProcess`: the monitor is the product's loop in a process of its own."""
+class SimulatedMonitor(MonitorProcess):
+    """The rank's side: the monitor is the product's loop in a process of its own."""
+
+    _control: ControlSocket  # type: ignore[assignment]
+    _process: VirtualProcess  # type: ignore[assignment]
 
     def __init__(self, kernel: RankKernel, options: MonitorOptions, stamps: ProgressStamps) -> None:
         self._kernel, self._rank = kernel, kernel.scheduler.process
         self._control, theirs = ControlSocket(kernel), ControlSocket(kernel)
         self._control.peer, theirs.peer = theirs, self._control
         self._is_linked = False
-        self.process = kernel.process(f"monitor {options.member}", self._rank.host)
-        self.pid = self.process.pid
-        start = Start(options=options, pid=self._rank.pid, pidfd=kernel.ended[self._rank.pid], stamps=stamps.fd)
-        self.process.on_death(theirs.close)
+        self._process = kernel.process(f"monitor {options.member}", self._rank.host)
+        start = Start(options=options, pid=self._rank.pid, pidfd=kernel.pidfd_open(self._rank.pid), stamps=stamps.fd)
+        self._process.on_death(theirs.close)
         # The kernel kills the rank when the monitor's end of their pipe closes.
-        self.process.on_death(lambda: self._rank.kill() if self._is_linked else None)
+        self._process.on_death(lambda: self._rank.kill() if self._is_linked else None)
         self._rank.on_death(self._control.close)
 
         def main() -> int:
@@ -365,7 +324,7 @@ class SimulatedMonitor:
             loop.run()
             return 0
 
-        self.process.start(main)
+        self._process.start(main)
 
     def wait_ready(self, timeout_s: float) -> None:
         poller = VirtualPoller(self._kernel.scheduler, self._kernel.descriptors)
@@ -376,26 +335,15 @@ class SimulatedMonitor:
             raise InternalError(f"the monitor process could not begin: {message.decode()}")
         self._is_linked = True
         # It may have died after READY and before the link: then its death has not killed this rank.
-        if not self.process.alive:
+        if not self._process.alive:
             self.leave()
             raise InternalError("the monitor process has died as soon as it was ready")
-
-    def iteration(self, number: int, rank: int) -> None:
-        self._send(NewRankOrder(iteration=number, rank=rank))
-
-    def terminate_within(self, lost: Lost, grace_s: float) -> None:
-        self._send(TerminateOrder(lost=lost, grace_s=grace_s))
-        self._control.close()
-
-    def _send(self, order: NewRankOrder | TerminateOrder) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._control.send(encode_order(order))
 
     def leave(self) -> None:
         if self._control.fileno() < 0:
             return
         self._is_linked = False
-        self.process.kill()
+        self._process.kill()
         self._control.close()
 
 

@@ -24,6 +24,7 @@ from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
     GROUP,
+    HARMLESS,
     IN_FUNCTION,
     LASTING,
     GroupAct,
@@ -153,20 +154,14 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
         store = type(
             "StoreOfHistory", (SimulatedGroupStore,), {"server": self.server, "patience_s": shape.patience_s}
         )
-        return WrapperOptions(
+        wrapper = Wrapper(
             store_factory=store,
-            initialize=None,
             abort=SlowAbort(),
-            finalize=None,
             health_check=FailingCheck(),
             rank_assignment=Compose(MaxActiveWorldSize(shape.active), ShiftRanks()),
-            rank_filter=None,
-            completion=None,
-            terminate=None,
-            monitor_process_logfile=None,
-            enabled=True,
             **bounds,
         )
+        return wrapper.options
 
     # ---- the function
 
@@ -243,47 +238,39 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
     def _perform(self, act: GroupAct) -> None:
         self.faults_over_s = max(self.faults_over_s, self.scheduler.now_s + act.lasts_s)
         member = self.members[act.member]
-        fault, host = act.fault, member.host
+        fault, server = act.fault, self.server
+        if fault not in HARMLESS:
+            member.was_harmed = True
         if fault in IN_FUNCTION:
             member.due.append(fault)
-            if fault is not GroupFault.RAISE and fault is not GroupFault.HANG:
-                member.was_harmed = True
             return
-        if fault not in (GroupFault.LOSSY, GroupFault.GARBAGE, GroupFault.STORE_DOWN, GroupFault.CUT_OFF):
-            member.was_harmed = True
         monitor = member.monitor
-        stopped = [
-            process
-            for process, is_meant in (
-                (member.process, fault in (GroupFault.STOP, GroupFault.STOP_BOTH)),
-                (monitor, fault in (GroupFault.STOP_MONITOR, GroupFault.STOP_BOTH)),
-            )
-            if process is not None and is_meant
-        ]
+        # By which the server counts it: several of a kind may last at one time.
+        trouble = member.host if fault is GroupFault.CUT_OFF else fault
+        stopped: list[VirtualProcess] = []
         match fault:
+            case GroupFault.STOP:
+                stopped = [member.process]
+            case GroupFault.STOP_MONITOR if monitor is not None:
+                stopped = [monitor]
+            case GroupFault.STOP_BOTH:
+                stopped = [member.process] if monitor is None else [member.process, monitor]
             case GroupFault.KILL:
                 member.process.kill()
             case GroupFault.KILL_MONITOR if monitor is not None:
                 monitor.kill()
             case GroupFault.POWER_OFF:
-                # Nothing of the host is left that could report it.
+                # At one moment: nothing of the host is left that could report it.
                 for process in list(self.kernel.processes.values()):
-                    if process.host == host and process.name.startswith("monitor"):
+                    if process.host == member.host:
                         process.kill()
                 for other in self.members:
-                    if other.host == host:
-                        other.was_harmed = True
-                        other.process.kill()
-            case GroupFault.CUT_OFF:
-                self.server.cut_off[host] += 1
-                self.server.drop_readers()
-            case GroupFault.STORE_DOWN:
-                self.server.down += 1
-                self.server.drop_readers()
-            case GroupFault.LOSSY:
-                self.server.lossy += 1
+                    other.was_harmed |= other.host == member.host
+            case GroupFault.CUT_OFF | GroupFault.STORE_DOWN | GroupFault.LOSSY:
+                server.faults[trouble] += 1
+                server.drop_readers()
             case GroupFault.GARBAGE:
-                connection = self.server.memory.connect(GROUP, 0)
+                connection = server.memory.connect(GROUP, 0)
                 log = connection.read(0, 0.0)
                 # What a monitor may still send that has not read the log since the iteration, which is over.
                 model = self.promises.model(0)

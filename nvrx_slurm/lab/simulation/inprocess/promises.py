@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.inprocess import barriers
 from nvrx_slurm.inprocess.exception import TimeoutError
-from nvrx_slurm.lab.simulation.inprocess.shape import GROUP, GroupFault
+from nvrx_slurm.lab.simulation.inprocess.shape import GROUP, STORE_FAULTS
 from nvrx_slurm.lab.simulation.loop import BEGIN_S
 from nvrx_slurm.lab.simulation.threads import HistoryPromises
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.inprocess.history import GroupHistory, SimulatedMember
 
 _DEATHS = ("hard_timeout", "terminated", "unresponsive", "monitor_process_exception", "unhealthy")
-_STORE_FAULTS = (GroupFault.CUT_OFF, GroupFault.STORE_DOWN, GroupFault.LOSSY)
 
 
 class GroupPromise(enum.StrEnum):
@@ -124,25 +124,22 @@ class GroupPromises(HistoryPromises):
     def __init__(self, history: GroupHistory) -> None:
         super().__init__(history.scheduler)
         self._history = history
-        self._calls: dict[int, _CallHistory] = {}
+        self._calls: defaultdict[int, _CallHistory] = defaultdict(
+            lambda: _CallHistory([LogModel(history.shape.members)])
+        )
         self._inside: dict[int, tuple[int, int]] = {}  # member → the call and the iteration whose function it runs
         self._returned: set[tuple[int, int, int]] = set()  # call, iteration, member
         self._outcomes: list[CallOutcome] = []
 
-    def _call(self, number: int) -> _CallHistory:
-        if number not in self._calls:
-            self._calls[number] = _CallHistory([LogModel(self._history.shape.members)])
-        return self._calls[number]
-
     def model(self, call: int) -> LogModel:
         """What the log of a call says now."""
-        return self._call(call).models[-1]
+        return self._calls[call].models[-1]
 
     # ---- while it runs
 
     def appended(self, number: int, data: bytes) -> None:
         """The log of a call has another entry."""
-        call, entry = self._call(number), _entry(data)
+        call, entry = self._calls[number], _entry(data)
         before = after = call.models[-1]
         is_counted = bool(entry) and before.counts(entry)
         self.note(f"call {number}: {'' if is_counted else '(means nothing) '}{data.decode(errors='replace')[:200]}")
@@ -207,7 +204,7 @@ class GroupPromises(HistoryPromises):
             group = getattr(member.call, "_group", None)
             if group is None or not member.process.alive:
                 continue
-            ledger, models = group.cycle.ledger, self._call(member.call._call).models  # type: ignore[union-attr]
+            ledger, models = group.cycle.ledger, self._calls[member.call._call].models  # type: ignore[union-attr]
             if ledger.length >= len(models):
                 continue  # it is before the reply, or a call that no rank has begun
             model = models[ledger.length]
@@ -225,9 +222,9 @@ class GroupPromises(HistoryPromises):
             if inside != (call, iteration):
                 sentence = f"member {member.member} begins iteration {iteration}, and {other} is in {inside[1]}"
                 self.broke(GroupPromise.ALONE, sentence)
-        if member.member in self._call(call).models[-1].lost:
+        if member.member in self._calls[call].models[-1].lost:
             self.broke(GroupPromise.COUNTED, f"member {member.member} is lost, and begins iteration {iteration}")
-        if iteration not in self._call(call).opened:
+        if iteration not in self._calls[call].opened:
             self.broke(GroupPromise.COUNTED, f"member {member.member} begins iteration {iteration} before it is open")
         self._inside[member.member] = (call, iteration)
         self._check_ledgers()
@@ -243,7 +240,7 @@ class GroupPromises(HistoryPromises):
         self.note(f"member {outcome.member}: call {outcome.call} {said}")
         self._outcomes.append(outcome)
         self._check_ledgers()
-        model = self._call(outcome.call).models[-1]
+        model = self._calls[outcome.call].models[-1]
         if not outcome.returned:
             return
         if model.stage != "completed":
@@ -265,7 +262,7 @@ class GroupPromises(HistoryPromises):
     def check_the_end(self) -> None:
         """Who was harmed by no fault has completed, unless the store was away for too long."""
         history, shape = self._history, self._history.shape
-        away_s = sum(act.lasts_s for act in history.acts if act.fault in _STORE_FAULTS)
+        away_s = sum(act.lasts_s for act in history.acts if act.fault in STORE_FAULTS)
         # A rank that waits for another in the function must hear of the interruption before its own hard timeout.
         if away_s > min(shape.heartbeat_s / 4, shape.patience_s / 4, (shape.hard_s - shape.soft_s) / 3):
             return

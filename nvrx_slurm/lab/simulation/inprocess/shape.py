@@ -29,16 +29,10 @@ class GroupFault(enum.StrEnum):
     GARBAGE = "what is no entry is put into the log"
 
 
-LASTING = frozenset(
-    {
-        GroupFault.STOP,
-        GroupFault.STOP_MONITOR,
-        GroupFault.STOP_BOTH,
-        GroupFault.CUT_OFF,
-        GroupFault.STORE_DOWN,
-        GroupFault.LOSSY,
-    }
-)
+STORE_FAULTS = frozenset({GroupFault.CUT_OFF, GroupFault.STORE_DOWN, GroupFault.LOSSY})
+LASTING = STORE_FAULTS | {GroupFault.STOP, GroupFault.STOP_MONITOR, GroupFault.STOP_BOTH}
+# After these a rank can go on, and complete.
+HARMLESS = STORE_FAULTS | {GroupFault.RAISE, GroupFault.HANG, GroupFault.GARBAGE}
 # These happen to a rank in its function, in the next step that it takes there.
 IN_FUNCTION = frozenset({GroupFault.RAISE, GroupFault.HANG, GroupFault.STUCK, GroupFault.LEAVE, GroupFault.UNFIT})
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import TypeVar
 
 from nvrx_slurm.inprocess.exception import StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.lab.simulation.inprocess.memory_store import MemoryConnection, MemoryStore
+from nvrx_slurm.lab.simulation.inprocess.shape import GroupFault
 from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess
 
 T = TypeVar("T")
@@ -34,13 +36,11 @@ class StoreServer:
     def __init__(self, scheduler: ThreadScheduler, chance: Random, on_append: Callable[[int, bytes], object]) -> None:
         self.scheduler, self.chance, self.on_append = scheduler, chance, on_append
         self.memory = MemoryStore()
-        self.cut_off: Counter[str] = Counter()  # host → how many faults keep it from the server
-        self.down = 0  # how many faults keep the server from answering
-        self.lossy = 0  # how many faults lose messages
+        self.faults: Counter[str] = Counter()  # how many last: of a kind; by host: that keep it from the server
         self.waiting: dict[int, list[Ticket]] = {}  # call → who waits for its log
 
     def is_reachable(self, host: str) -> bool:
-        return not self.down and not self.cut_off[host]
+        return not self.faults[GroupFault.STORE_DOWN] and not self.faults[host]
 
     def latency_s(self) -> float:
         if self.chance.random() < SLOW_SHARE:
@@ -48,12 +48,12 @@ class StoreServer:
         return self.chance.uniform(*LATENCIES_S)
 
     def loses(self) -> bool:
-        return self.lossy > 0 and self.chance.random() < 0.3
+        return self.faults[GroupFault.LOSSY] > 0 and self.chance.random() < 0.3
 
     def wake_readers(self, call: int) -> None:
         """A log has grown: every read that waits for it answers."""
         for ticket in self.waiting.pop(call, ()):
-            self.scheduler.call_later(self.latency_s(), lambda ticket=ticket: self.scheduler.wake(ticket))  # type: ignore[misc]
+            self.scheduler.call_later(self.latency_s(), partial(self.scheduler.wake, ticket))
 
     def drop_readers(self) -> None:
         """Connections have broken, or come back: what waits asks again."""
@@ -133,46 +133,44 @@ class SimulatedConnection(Connection):
             raise Cancelled
 
     def _exchange(self, execute: Callable[[], T]) -> T:
-        server, scheduler, host = self._server, self._server.scheduler, self._process.host
+        scheduler = self._server.scheduler
         began = scheduler.now_s
         while True:
             self._check()
-            replies: list[Callable[[], T]] = []
-            ticket = self._ticket = scheduler.ticket()
-
-            def at_server(replies: list[Callable[[], T]] = replies, ticket: Ticket = ticket) -> None:
-                if not server.is_reachable(host) or server.loses():
-                    return
-                try:
-                    value = execute()
-                except StoreError as error:
-                    failure = error
-
-                    def reply() -> T:
-                        raise failure
-                else:
-
-                    def reply() -> T:
-                        return value
-
-                if server.loses():
-                    return
-
-                def at_client() -> None:
-                    if server.is_reachable(host):
-                        replies.append(reply)
-                        scheduler.wake(ticket)
-
-                scheduler.call_later(server.latency_s(), at_client)
-
-            scheduler.call_later(server.latency_s(), at_server)
+            replies = self._send(execute, scheduler.ticket())
             scheduler.park(scheduler.now_s + AGAIN_S + SLOW_S)
             self._ticket = None
             self._check()
             if replies:
-                return replies[0]()
+                if isinstance(reply := replies[0], StoreError):
+                    raise reply
+                return reply
             if scheduler.now_s - began >= self._patience_s:
                 raise StoreError(f"the store has not answered for {self._patience_s:g} s")
+
+    def _send(self, execute: Callable[[], T], ticket: Ticket) -> list[T | StoreError]:
+        """One request, whose reply wakes that wait. Returns the list that the reply comes into."""
+        server, call_later, host = self._server, self._server.scheduler.call_later, self._process.host
+        replies: list[T | StoreError] = []
+
+        def at_server() -> None:
+            if not server.is_reachable(host) or server.loses():
+                return
+            try:
+                reply: T | StoreError = execute()
+            except StoreError as error:
+                reply = error
+            if not server.loses():
+                call_later(server.latency_s(), partial(at_client, reply))
+
+        def at_client(reply: T | StoreError) -> None:
+            if server.is_reachable(host):
+                replies.append(reply)
+                server.scheduler.wake(ticket)
+
+        self._ticket = ticket
+        call_later(server.latency_s(), at_server)
+        return replies
 
 
 class SimulatedGroupStore(Store):

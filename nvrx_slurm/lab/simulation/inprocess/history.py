@@ -20,6 +20,7 @@ from nvrx_slurm.inprocess.ledger import Interrupted, Lost, encode
 from nvrx_slurm.inprocess.options import WrapperOptions
 from nvrx_slurm.inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
 from nvrx_slurm.inprocess.state import FrozenState
+from nvrx_slurm.inprocess.wrap import Wrapper
 from nvrx_slurm.lab.simulation.inprocess.kernel import RankKernel
 from nvrx_slurm.lab.simulation.inprocess.promises import CallOutcome, GroupPromise, GroupPromises
 from nvrx_slurm.lab.simulation.inprocess.shape import (
@@ -27,6 +28,7 @@ from nvrx_slurm.lab.simulation.inprocess.shape import (
     HARMLESS,
     IN_FUNCTION,
     LASTING,
+    STORE_FAULTS,
     GroupAct,
     GroupFault,
     GroupShape,
@@ -119,7 +121,7 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
 
     def _options(self) -> WrapperOptions:
         shape, scheduler = self.shape, self.scheduler
-        seconds: dict[str, float] = {
+        seconds = {
             "monitor_thread_interval": 0.5,
             "monitor_process_interval": min(1.0, shape.soft_s / 3),
             "heartbeat_interval": shape.interval_s,
@@ -284,23 +286,19 @@ class GroupHistory(VirtualHistory[GroupShape, GroupAct]):
                 entry = self.chance.choice([b"", b'{"entry":"rumour"}', *log, *2 * [encode(late)]])
                 connection.append(entry, len(log))
                 self.promises.appended(0, entry)
-                self.server.wake_readers(0)
+                server.wake_readers(0)
         for process in stopped:
             process.freeze()
-        if fault in LASTING:
-            self.scheduler.call_later(act.lasts_s, lambda: self._heal(act, stopped))
 
-    def _heal(self, act: GroupAct, stopped: list[VirtualProcess]) -> None:
-        match act.fault:
-            case GroupFault.CUT_OFF:
-                self.server.cut_off[self.members[act.member].host] -= 1
-            case GroupFault.STORE_DOWN:
-                self.server.down -= 1
-            case GroupFault.LOSSY:
-                self.server.lossy -= 1
-        for process in stopped:
-            process.thaw()
-        self.server.drop_readers()
+        def heal() -> None:
+            if fault in STORE_FAULTS:
+                server.faults[trouble] -= 1
+            for process in stopped:
+                process.thaw()
+            server.drop_readers()
+
+        if fault in LASTING:
+            self.scheduler.call_later(act.lasts_s, heal)
 
     def member_ended(self, member: SimulatedMember) -> None:
         """A launcher that replaces dead ranks ends all others."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.lab.simulation.threads import HistoryPromises
@@ -41,19 +40,13 @@ def key_of(ref: PayloadRef) -> Key:
     return ref.ring, ref.slot, ref.generation
 
 
-@dataclass(slots=True)
-class _Written:
-    data: bytes
-    producer: VirtualProcess
-
-
 class PayloadPromises(HistoryPromises):
     """Watches one history of payloads."""
 
     def __init__(self, history: PayloadHistory) -> None:
         super().__init__(history.scheduler)
         self._history = history
-        self._written: dict[Key, _Written] = {}
+        self._written: dict[Key, bytes] = {}
         self.delivered: Counter[Key] = Counter()
         self._readers: dict[Key, str] = {}  # who has read it last
         self._lost_with: set[Key] = set()  # what a reader had asked for when it was killed
@@ -62,13 +55,13 @@ class PayloadPromises(HistoryPromises):
         key = key_of(ref)
         if key in self._written:
             self.broke(PayloadPromise.BYTES, f"{key} was given out twice")
-        self._written[key] = _Written(data, producer)
+        self._written[key] = data
         self.note(f"{producer.name} writes {key}")
 
     def read(self, reader: str, ref: PayloadRef, data: bytes, *, kept: bool) -> None:
         key = key_of(ref)
         self.note(f"{reader} reads {key}")
-        if data != self._written[key].data:
+        if data != self._written[key]:
             self.broke(PayloadPromise.BYTES, f"{reader} asked for {key} and got {data[:8]!r}…")
         if not kept:
             self.delivered[key] += 1

@@ -244,15 +244,18 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
             return
         producer = self.producers[act.which % len(self.producers)]
         reader = self.readers[act.which % len(self.readers)]
-        network, later = self.network, partial(self.scheduler.call_later, act.lasts_s)
+        later = partial(self.scheduler.call_later, act.lasts_s)
+
+        def last(fault: str) -> None:
+            self.network.faults[fault] += 1
+            later(partial(self.network.faults.subtract, [fault]))
+
         self.promises.note(f"fault: {act.fault}, number {act.which}")
         match act.fault:
-            case PayloadFault.KILL_READER:
-                reader.process.kill()
-                self.scheduler.call_later(BACK_S, partial(self._back, reader))
-            case PayloadFault.KILL_PRODUCER:
-                producer.process.kill()
-                self.scheduler.call_later(BACK_S, partial(self._back, producer))
+            case PayloadFault.KILL_READER | PayloadFault.KILL_PRODUCER:
+                killed = reader if act.fault is PayloadFault.KILL_READER else producer
+                killed.process.kill()
+                self.scheduler.call_later(BACK_S, partial(self._back, killed))
             case PayloadFault.STOP_READER:
                 process = reader.process
                 if not process.frozen:
@@ -267,38 +270,28 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
 
                 later(go_on)
             case PayloadFault.STOP_PRODUCER:
-                process = producer.process
-                process.freeze()
                 # Readers on its host share its clock of leases, not its stop.
-                later(process.thaw)
+                producer.process.freeze()
+                later(producer.process.thaw)
             case PayloadFault.POWER_OFF:
-                off = f"{producer.host} is off"
-                network.cut_off[off] += 1
+                last(f"{producer.host} is off")
                 producer.process.kill()
                 for other in self.readers:
                     if other.host == producer.host:
                         other.process.kill()
 
                 def power_on() -> None:
-                    network.cut_off[off] -= 1
                     self._back(producer)
                     for other in self.readers:
                         self._back(other)
 
                 later(power_on)
             case PayloadFault.CUT_OFF:
-                network.cut_off[producer.host] += 1
-                later(partial(network.cut_off.subtract, [producer.host]))
+                last(producer.host)
             case PayloadFault.PORT_DOWN if producer.ports:
-                address = f"tcp://{producer.host}:{producer.ports[act.which % len(producer.ports)]}"
-                network.cut_off[address] += 1
-                later(partial(network.cut_off.subtract, [address]))
-            case PayloadFault.RESETS:
-                network.faults["resets"] += 1
-                later(partial(network.faults.subtract, ["resets"]))
-            case PayloadFault.CORRUPT:
-                network.faults["corrupts"] += 1
-                later(partial(network.faults.subtract, ["corrupts"]))
+                last(f"tcp://{producer.host}:{producer.ports[act.which % len(producer.ports)]}")
+            case PayloadFault.RESETS | PayloadFault.CORRUPT:
+                last(act.fault)
             case PayloadFault.OTHER_JOB:
                 producer.process.kill()
                 stranger = self.kernel.process(f"other job on {producer.host}", producer.host)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
 
 from nvrx_slurm.lab.simulation.threads import ThreadScheduler, Ticket, VirtualProcess, VirtualThread
+from nvrx_slurm.lab.simulation.transport.shape import PayloadFault
 from nvrx_slurm.transport.errors import PayloadTimeout, PayloadTruncated, PeerReset, TransportError
 from nvrx_slurm.transport.protocol import (
     AdmissionCheck,
@@ -32,13 +32,12 @@ class PayloadNetwork:
     def __init__(self, scheduler: ThreadScheduler, chance: Random) -> None:
         self.scheduler, self.chance = scheduler, chance
         self.listeners: dict[str, SimulatedListener] = {}
-        self.cut_off: Counter[str] = Counter()  # host, or address → how many faults keep all bytes from it
-        self.faults: Counter[str] = Counter()  # "resets", "corrupts" → how many faults do so
+        self.faults: Counter[str] = Counter()  # how many last: of a kind; by host or address: that cut it off
         self.asked: list[tuple[float, str, str]] = []  # when, which process, which address
         self.ports = iter(range(20_000, 30_000))
 
     def is_cut(self, *places: str) -> bool:
-        return any(self.cut_off[place] for place in places)
+        return any(self.faults[place] for place in places)
 
     def latency_s(self) -> float:
         if self.chance.random() < SLOW_SHARE:
@@ -67,7 +66,7 @@ class SimulatedLink:
         self._scheduler.maybe_switch()
         self._check()
         network = self._network
-        if network.faults["resets"] and network.chance.random() < 0.2:
+        if network.faults[PayloadFault.RESETS] and network.chance.random() < 0.2:
             # The connection breaks: before the message, in the middle of it, or behind it.
             match network.chance.randrange(3):
                 case 1 if payload is not None:
@@ -86,17 +85,14 @@ class SimulatedLink:
             first = bytes(payload[:half])
             self._scheduler.sleep(network.latency_s())
             data = first + bytes(payload[half:])
-            if network.faults["corrupts"] and network.chance.random() < 0.3 and data:
+            if network.faults[PayloadFault.CORRUPT] and network.chance.random() < 0.3 and data:
                 spot = network.chance.randrange(len(data))
                 data = data[:spot] + bytes([data[spot] ^ 1]) + data[spot + 1 :]
             self._check()
             self._deliver(data)
 
     def receive_into(self, buffer: memoryview, deadline: float) -> None:
-        data = self._receive(deadline)
-        if len(data) != len(buffer):
-            raise PayloadTruncated(f"{len(data)} of {len(buffer)} bytes")
-        buffer[:] = data
+        self.receive_payload_into(buffer, deadline, None)
 
     def receive_payload_into(self, buffer: memoryview, deadline: float, seen: Seen | None) -> None:
         data = self._receive(deadline)
@@ -136,7 +132,7 @@ class SimulatedLink:
             if scheduler.now_s >= deadline:
                 raise PayloadTimeout("nothing came from the peer")
             self._ticket = scheduler.ticket()
-            scheduler.park(deadline if deadline < math.inf else math.inf)
+            scheduler.park(deadline)
             self._ticket = None
         # The end of a connection stays in the queue: each later read meets it, too.
         data = self._arrived[0]

@@ -22,18 +22,7 @@ class PayloadFault(enum.StrEnum):
     OTHER_JOB = "another job's server takes a dead producer's ports"
 
 
-LASTING = frozenset(
-    {
-        PayloadFault.STOP_READER,
-        PayloadFault.STOP_PRODUCER,
-        PayloadFault.POWER_OFF,
-        PayloadFault.CUT_OFF,
-        PayloadFault.PORT_DOWN,
-        PayloadFault.RESETS,
-        PayloadFault.CORRUPT,
-        PayloadFault.OTHER_JOB,
-    }
-)
+LASTING = frozenset(PayloadFault) - {PayloadFault.KILL_READER, PayloadFault.KILL_PRODUCER}
 
 
 @dataclass(frozen=True, slots=True)

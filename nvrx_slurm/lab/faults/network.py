@@ -90,10 +90,6 @@ class HostNetwork:
         """Break TCP connections as a third party does, at both ends; returns how many there were."""
         return int(self._ask(reset=rule))
 
-    def count(self, rule: dict[str, Any]) -> int:
-        """How many packets have matched since this was first asked."""
-        return int(self._ask(count=rule))
-
     def _ask(self, **orders: Any) -> Any:
         try:
             self._control.send(json.dumps(orders).encode())

@@ -14,7 +14,6 @@ CONTROL is a SOCK_SEQPACKET of JSON messages, each answered once it holds. The f
     {"slow": {host: [seconds, loss]}}    frames from or to it come so late, and this share of them never; likewise
     {"reset": rule}            both ends of each TCP connection get a reset that looks like the other's; answered with
                                how many there were: whose both ends have been seen, and no reset or last word since
-    {"count": rule}            answered with how many packets have matched since it was first asked
 """
 
 from __future__ import annotations
@@ -159,7 +158,6 @@ class Switch:
         self.by_mac = {mac_of(index): host for index, host in enumerate(ports, 1)}
         self.cut: set[str] = set()
         self.rules: list[SwitchRule] = []
-        self.counts: dict[SwitchRule, int] = {}
         self.slow: dict[str, tuple[float, float]] = {}
         self.chance = random.Random(1)
         self.later: list[tuple[float, int, str, bytes]] = []
@@ -201,8 +199,6 @@ class Switch:
             case "slow":
                 self.slow = value
                 return value
-            case "count":
-                return self.counts.setdefault(_rule(value), 0)
             case "reset":
                 rule = _rule(value)
                 flows = [
@@ -245,8 +241,6 @@ class Switch:
                 if rule.then == "refuse":
                     self._send(source, refusal(packet))
                 return False
-        for rule in self.counts:
-            self.counts[rule] += rule.matches(packet, source, target)
         # Remember what a reset needs. What is still sent to an end that is gone makes no connection.
         flow = (source, target, packet.ports)
         if packet.flags & (TCP_RST | TCP_FIN):

@@ -200,17 +200,15 @@ class AttributionServer:
                 said = json.loads(body)
                 inquiry = msgspec.convert(said["inquiry"], Inquiry, str_keys=True)
                 identity = hashlib.sha256(str(inquiry.key).encode()).hexdigest()[:32]
-                intent, settled = said["intent"], said["settled"]
+                asked = Asked(method, path, headers, inquiry, said["intent"], said["settled"], time.monotonic(), 0)
             else:
                 identity = path.partition("?")[0].rpartition("/")[2]
                 if identity not in self._submitted:
                     return None
-                before = self._submitted[identity]
-                inquiry, intent, settled = before.inquiry, before.intent, before.settled
-            # A second submission does not start the clock again: the service works on the inquiry since the first.
-            since = self._submitted[identity].since if identity in self._submitted else time.monotonic()
-            times = sum(one.inquiry.key == inquiry.key for one in self.asked)
-            asked = Asked(method, path, headers, inquiry, intent, settled, since, times)
+                asked = self._submitted[identity]._replace(method=method, path=path, headers=headers)
+            if (before := self._submitted.get(identity)) is not None:
+                # A second submission does not start the clock again: the service works on it since the first.
+                asked = asked._replace(since=before.since, times=before.times + 1)
             self._submitted[identity] = asked
             self.asked.append(asked)
             return asked

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from nvrx_slurm.cluster.slurm_text import version_of
 from nvrx_slurm.errors import MissingProgramError, NvrxError, SlurmUnreachable
 
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "scontrol", "scancel")
@@ -64,15 +64,11 @@ def missing_message(missing: list[str], packager: str) -> str:
 def slurm_version(slurmctld: str) -> tuple[int, int]:
     """(22, 5) of `slurm-wlm 22.05.8`. Raises NvrxError when the program does not say."""
     said = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=10, check=False).stdout
-    return parse_version(said, source=Path(slurmctld).name)
-
-
-def parse_version(said: str, source: str = "slurmctld") -> tuple[int, int]:
-    """(major, minor) of what `-V` prints. Raises NvrxError."""
-    match = re.search(r"\b(\d{2})\.(\d{1,2})\b", said)
-    if match is None:
-        raise NvrxError(f"`{source} -V` printed {said.strip()!r}, which names no version such as 22.05.8")
-    return int(match[1]), int(match[2])
+    if (version := version_of(said)) is None:
+        raise NvrxError(
+            f"`{Path(slurmctld).name} -V` printed {said.strip()!r}, which names no version such as 22.05.8"
+        )
+    return version[:2]
 
 
 _COMMAND_TIMEOUT_S = 20

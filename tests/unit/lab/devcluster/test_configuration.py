@@ -31,6 +31,13 @@ def spec(version: tuple[int, int] = (22, 5), database_port: int | None = None) -
     )
 
 
+def program_that_prints(text: str, folder: Path) -> str:
+    program = folder / "slurmctld"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    program.chmod(0o755)
+    return str(program)
+
+
 def settings(text: str) -> dict[str, str]:
     """Maps key to value for the lines that have one setting."""
     return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith(("NodeName", "Partition")))
@@ -127,15 +134,15 @@ def test_a_size_out_of_bounds_is_refused(nodes: int, cpus: int) -> None:
     ("said", "version"),
     [("slurm-wlm 22.05.8\n", (22, 5)), ("slurm 24.11.0-1", (24, 11)), ("slurm 23.02.7", (23, 2))],
 )
-def test_the_version_is_read_from_what_slurm_prints(said: str, version: tuple[int, int]) -> None:
+def test_the_version_is_read_from_what_slurm_prints(said: str, version: tuple[int, int], tmp_path: Path) -> None:
     """Debian prints another name than other builds; only the number is used."""
-    assert programs.parse_version(said) == version
+    assert programs.slurm_version(program_that_prints(said, tmp_path)) == version
 
 
-def test_no_version_is_one_clear_error() -> None:
+def test_no_version_is_one_clear_error(tmp_path: Path) -> None:
     """The output of a program without a version is an error."""
-    with pytest.raises(NvrxError, match="usage: slurmctld"):
-        programs.parse_version("usage: slurmctld")
+    with pytest.raises(NvrxError, match="`slurmctld -V` printed 'usage: slurmctld'"):
+        programs.slurm_version(program_that_prints("usage: slurmctld", tmp_path))
 
 
 @pytest.mark.parametrize(

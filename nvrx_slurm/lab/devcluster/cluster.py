@@ -15,7 +15,7 @@ from nvrx_slurm.lab.devcluster import lifecycle, places, processes
 from nvrx_slurm.lab.devcluster import programs as slurm
 from nvrx_slurm.lab.devcluster import spec as members
 from nvrx_slurm.lab.devcluster.daemons import living, start
-from nvrx_slurm.lab.devcluster.lifecycle import Say, client_environment
+from nvrx_slurm.lab.devcluster.lifecycle import Say
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode, is_usable
@@ -113,7 +113,7 @@ class DevCluster:
 
     def environment(self) -> dict[str, str]:
         """Variables to add to a child's environment, so that sbatch, srun and the others speak to this cluster."""
-        return lifecycle.client_environment(self.spec)
+        return self.spec.client_environment
 
     def status(self) -> ClusterStatus:
         """Every node as Slurm sees it and as it is, and which daemons live. Does not raise on a dead cluster."""
@@ -274,14 +274,13 @@ def revive(spec: ClusterSpec, node: str) -> None:
 
 def await_usable(spec: ClusterSpec, nodes: Sequence[str], clock: Clock, say: Say) -> None:
     """Wait until Slurm gives jobs to these nodes, and resume the ones that it holds for down. Raises WaitTimeout."""
-    environment = client_environment(spec)
 
     def usable() -> bool:
-        states = slurm.node_states(environment)
+        states = slurm.node_states(spec.client_environment)
         for node in nodes:
             if states[node] in _REFUSES_JOBS:
                 with contextlib.suppress(SlurmUnreachable):  # refused: it came back by itself meanwhile
-                    slurm.set_node_state(environment, node, "RESUME")
+                    slurm.set_node_state(spec.client_environment, node, "RESUME")
         return all(is_usable(states[node]) for node in nodes)
 
     what = f"Slurm to use {', '.join(nodes)}"

@@ -180,8 +180,5 @@ def slurmdbd(spec: ClusterSpec, programs: Mapping[str, str]) -> Daemon:
         name="slurmdbd",
         command=[programs["slurmdbd"], "-D"],
         folder=spec.places.runtime,
-        environment={
-            "SLURM_CONF": os.fspath(spec.places.slurm_conf),
-            "MYSQL_UNIX_PORT": os.fspath(spec.places.database_socket),
-        },
+        environment={**spec.client_environment, "MYSQL_UNIX_PORT": str(spec.places.database_socket)},
     )

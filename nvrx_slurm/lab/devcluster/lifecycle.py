@@ -106,7 +106,7 @@ def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Sa
         "slurmctld",
         [programs["slurmctld"], "-D"],
         folder=places.controller_state,
-        environment=client_environment(spec),
+        environment=spec.client_environment,
     )
     _serve(spec, slurmctld, spec.controller_port, clock)
     say(f"starting {len(spec.nodes)} nodes")
@@ -149,7 +149,7 @@ def await_idle(spec: ClusterSpec, clock: Clock, say: Say, timeout_s: float = IDL
     def all_idle() -> bool:
         nonlocal said
         check_alive(spec, ["slurmctld", *spec.nodes])
-        states.update(slurm.node_states(client_environment(spec)))
+        states.update(slurm.node_states(spec.client_environment))
         missing = [f"{node} ({states.get(node, 'unknown')})" for node in spec.nodes if states.get(node) != "idle"]
         if missing and said != (said := f"waiting for {', '.join(missing)} to be idle"):
             say(said)
@@ -163,18 +163,13 @@ def await_idle(spec: ClusterSpec, clock: Clock, say: Say, timeout_s: float = IDL
         raise WaitTimeout("\n".join([f"{error}: {states}", *tails])) from None
 
 
-def client_environment(spec: ClusterSpec) -> dict[str, str]:
-    """What a child needs so that sbatch, srun and the others speak to this cluster."""
-    return {"SLURM_CONF": os.fspath(spec.places.slurm_conf)}
-
-
 def slurmd(spec: ClusterSpec, node: str, program: str) -> Daemon:
     """The daemon of one node. It stands in its spool folder, and so do its slurmstepds: `members` looks there."""
     return Daemon(
         name=node,
         command=[program, "-D", "-N", node],
         folder=spec.places.spool(node),
-        environment=client_environment(spec),
+        environment=spec.client_environment,
     )
 
 

@@ -98,6 +98,11 @@ class ClusterSpec(Record, frozen=True, kw_only=True):
     def places(self) -> Places:
         return Places(state=Path(self.state), runtime=Path(self.runtime))
 
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What a child needs so that sbatch, srun and the others speak to this cluster."""
+        return {"SLURM_CONF": str(self.places.slurm_conf)}
+
 
 def check_request(name: str, nodes: int, cpus_per_node: int) -> None:
     """Raises UsageError where a value is out of its bounds."""

@@ -9,8 +9,9 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nvrx_slurm.inprocess import (
     call,
@@ -122,7 +123,7 @@ class RankKernel:
         )
         names.over(
             call,
-            MonitorProcess=lambda options, stamps: SimulatedMonitor(self, options, stamps),
+            MonitorProcess=partial(SimulatedMonitor, self),
             RankVariables=_UnsetVariables,
             Region=lambda on_signal, _: SimulatedRegion(self, on_signal),
             gc=SimpleNamespace(get_freeze_count=lambda: 1),
@@ -136,9 +137,9 @@ class RankKernel:
             queue=names.queue,
             signal=SimpleNamespace(signal=lambda *_: None, SIGTERM=signal.SIGTERM, SIG_DFL=signal.SIG_DFL),
             socket=SimpleNamespace(send_fds=lambda control, data, _: control.send(data[0])),
-            LogWriter=self._log_writer,
+            LogWriter=partial(ThreadedLogWriter, self.scheduler),
             MonitorLogHandler=_NoLog,
-            WatchedProcess=lambda number, pid: SimulatedWatchedProcess(self, number, pid),
+            WatchedProcess=partial(SimulatedWatchedProcess, self),
         )
         names.over(
             monitor_heartbeats,
@@ -149,22 +150,19 @@ class RankKernel:
         )
         return names
 
-    def _log_writer(self, *args: object) -> ThreadedLogWriter:
-        writer = ThreadedLogWriter(*args)  # type: ignore[arg-type]
-        writer.virtual = VirtualThread(self.scheduler, self.scheduler.process, writer.run, "log writer")
-        return writer
-
 
 class ThreadedLogWriter(LogWriter):
     """The product's, in a virtual thread."""
 
-    virtual: VirtualThread
+    def __init__(self, scheduler: ThreadScheduler, *args: Any) -> None:
+        super().__init__(*args)
+        self._virtual = VirtualThread(scheduler, scheduler.process, self.run, "log writer")
 
     def start(self) -> None:
-        self.virtual.start()
+        self._virtual.start()
 
     def join(self, timeout: float | None = None) -> None:
-        self.virtual.join(timeout)
+        self._virtual.join(timeout)
 
 
 class SharedWords(bytearray):

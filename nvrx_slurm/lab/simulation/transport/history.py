@@ -168,14 +168,13 @@ class SimulatedReader:
                 seen = [self._view(ref, deadline_s) for ref in refs]
                 return all(seen)
             if len(refs) == 1:
-                promises.read(
-                    self.process.name, refs[0], bytes(client.read(refs[0], deadline=deadline_s, keep=kept)), kept=kept
-                )
+                data = client.read(refs[0], deadline=deadline_s, keep=kept)
+                promises.read(self.process.name, refs[0], bytes(data))
                 came = True
             else:
                 fetched = client.fetch_all(refs, deadline=deadline_s, on_missing="skip", keep=kept)
                 for ref, data in fetched.items():
-                    promises.read(self.process.name, ref, bytes(data), kept=kept)
+                    promises.read(self.process.name, ref, bytes(data))
                 for ref, error in fetched.missing.items():
                     promises.failed(self.process.name, ref, error)
                 came = not fetched.missing
@@ -206,7 +205,7 @@ class SimulatedReader:
         except TransportError as error:
             history.promises.failed(self.process.name, ref, error)
             return False
-        history.promises.read(self.process.name, ref, seen, kept=shape.kept)
+        history.promises.read(self.process.name, ref, seen)
         return True
 
 

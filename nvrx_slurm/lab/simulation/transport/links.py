@@ -189,10 +189,6 @@ class SimulatedListener:
         self.network, self.process, self.address = network, process, address
         self._serve, self._entry = serve, entry
 
-    @property
-    def is_open(self) -> bool:
-        return self.network.listeners.get(self.address) is self and self.process.alive
-
     def accept(self, link: SimulatedLink) -> None:
         thread = VirtualThread(self.network.scheduler, self.process, partial(self._run, link), f"of {self.address}")
         thread.start()
@@ -238,7 +234,7 @@ class SimulatedBackend(Backend):
                 raise PayloadTimeout("the port does not answer")
             scheduler.park(min(deadline, scheduler.now_s + 0.2))
         listener = network.listeners.get(address)
-        if listener is None or not listener.is_open:
+        if listener is None or not listener.process.alive:
             raise PeerReset("no process listens there")
         near = SimulatedLink(network, process, address)
         near.peer = far = SimulatedLink(network, listener.process, address)

@@ -58,12 +58,12 @@ class PayloadPromises(HistoryPromises):
         self._written[key] = data
         self.note(f"{producer.name} writes {key}")
 
-    def read(self, reader: str, ref: PayloadRef, data: bytes, *, kept: bool) -> None:
+    def read(self, reader: str, ref: PayloadRef, data: bytes) -> None:
         key = key_of(ref)
         self.note(f"{reader} reads {key}")
         if data != self._written[key]:
             self.broke(PayloadPromise.BYTES, f"{reader} asked for {key} and got {data[:8]!r}…")
-        if not kept:
+        if not self._history.shape.kept:
             self.delivered[key] += 1
             self._readers[key] = reader
             if self.delivered[key] > 1 and not self._history.may_repeat:

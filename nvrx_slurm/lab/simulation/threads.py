@@ -60,6 +60,7 @@ class VirtualProcess:
         self.pid = next(scheduler.pids)
         self.began = int(scheduler.now_s * 100)
         self.alive, self.frozen = True, False
+        self.frozen_s = self._frozen_at = 0.0
         self.exit_code: int | None = None
         self.main: VirtualThread | None = None
         self.held: list[VirtualThread] = []
@@ -94,12 +95,14 @@ class VirtualProcess:
 
     def freeze(self) -> None:
         """As SIGSTOP."""
-        self.frozen = True
+        if not self.frozen:
+            self.frozen, self._frozen_at = True, self.scheduler.now_s
 
     def thaw(self) -> None:
         """As SIGCONT."""
         if self.frozen:
             self.frozen = False
+            self.frozen_s += self.scheduler.now_s - self._frozen_at
             self.scheduler.runnable += self.held
             self.held.clear()
 

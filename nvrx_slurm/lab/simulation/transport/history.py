@@ -106,7 +106,6 @@ class SimulatedReader:
         self.history, self.number = history, number
         self.host = "p0" if number < history.shape.local else f"r{number}"
         self.life = 0
-        self.stopped_s = self.stopped_at_s = 0.0
         self.start()
 
     def start(self) -> None:
@@ -160,7 +159,7 @@ class SimulatedReader:
         assert thread is not None
         kept = history.shape.kept
         self.current[thread] = refs
-        began, stopped_s = history.scheduler.now_s, self.stopped_s + thread.stalled_s
+        began, stopped_s = history.scheduler.now_s, self.process.frozen_s + thread.stalled_s
         came = False
         late_s = END_S if len(refs) > 1 else 0.0
         try:
@@ -183,7 +182,7 @@ class SimulatedReader:
         finally:
             if self.process.alive:
                 del self.current[thread]
-        stopped_s = self.stopped_s + thread.stalled_s - stopped_s
+        stopped_s = self.process.frozen_s + thread.stalled_s - stopped_s
         promises.took(self.process, history.scheduler.now_s - began - late_s, stopped_s, deadline_s)
         return came
 
@@ -243,6 +242,7 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
             return
         producer = self.producers[act.which % len(self.producers)]
         reader = self.readers[act.which % len(self.readers)]
+        victim = reader if act.fault in (PayloadFault.KILL_READER, PayloadFault.STOP_READER) else producer
         later = partial(self.scheduler.call_later, act.lasts_s)
 
         def last(fault: str) -> None:
@@ -252,26 +252,12 @@ class PayloadHistory(VirtualHistory[PayloadShape, PayloadAct]):
         self.promises.note(f"fault: {act.fault}, number {act.which}")
         match act.fault:
             case PayloadFault.KILL_READER | PayloadFault.KILL_PRODUCER:
-                killed = reader if act.fault is PayloadFault.KILL_READER else producer
-                killed.process.kill()
-                self.scheduler.call_later(BACK_S, partial(self._back, killed))
-            case PayloadFault.STOP_READER:
-                process = reader.process
-                if not process.frozen:
-                    reader.stopped_at_s = self.scheduler.now_s
-                process.freeze()
-
-                def go_on() -> None:
-                    # The first one that ends a stop ends all. A killed process leaves its stop to no later one.
-                    if process.frozen and process.alive:
-                        reader.stopped_s += self.scheduler.now_s - reader.stopped_at_s
-                    process.thaw()
-
-                later(go_on)
-            case PayloadFault.STOP_PRODUCER:
-                # Readers on its host share its clock of leases, not its stop.
-                producer.process.freeze()
-                later(producer.process.thaw)
+                victim.process.kill()
+                self.scheduler.call_later(BACK_S, partial(self._back, victim))
+            case PayloadFault.STOP_READER | PayloadFault.STOP_PRODUCER:
+                # The first one that ends a stop ends all. Readers share a producer's clock of leases, not its stop.
+                victim.process.freeze()
+                later(victim.process.thaw)
             case PayloadFault.POWER_OFF:
                 last(f"{producer.host} is off")
                 producer.process.kill()

@@ -60,7 +60,7 @@ def test_a_killed_reader_leaves_its_stop_to_no_later_one() -> None:
     history = PayloadHistory(0, acts)
     assert history.run().broken is None
     assert history.readers[0].life == 2
-    assert history.readers[0].stopped_s == 0
+    assert history.readers[0].process.frozen_s == 0
 
 
 @pytest.mark.parametrize("of", RUNNERS)

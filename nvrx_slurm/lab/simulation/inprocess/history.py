@@ -87,16 +87,14 @@ class SimulatedMember:
             outcome = CallOutcome(self.member, number)
             try:
                 outcome.value = call.run(partial(history.function, self, call), lost)
-                outcome.returned = True
             except (RestartError, RestartAbort, FunctionFailed) as error:
                 outcome.error = error
-            outcome.at_s = history.scheduler.now_s
             history.promises.call_ended(outcome)
             lost.update(call.lost)
             if outcome.error is not None:
                 break
         history.scheduler.sleep(history.chance.random() * EXIT_S)
-        return 0 if outcome.returned else 1
+        return 0 if outcome.error is None else 1
 
 
 class GroupHistory(VirtualHistory[GroupShape, GroupAct]):

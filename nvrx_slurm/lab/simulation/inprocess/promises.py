@@ -41,9 +41,7 @@ class CallOutcome:
     member: int
     call: int
     value: str | None = None
-    returned: bool = False
     error: BaseException | None = None
-    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +234,12 @@ class GroupPromises(HistoryPromises):
         self._inside.pop(member.member, None)
 
     def call_ended(self, outcome: CallOutcome) -> None:
-        said = f"returns {outcome.value}" if outcome.returned else f"raises {outcome.error!r}"
+        said = f"returns {outcome.value}" if outcome.error is None else f"raises {outcome.error!r}"
         self.note(f"member {outcome.member}: call {outcome.call} {said}")
         self._outcomes.append(outcome)
         self._check_ledgers()
         model = self._calls[outcome.call].models[-1]
-        if not outcome.returned:
+        if outcome.error is not None:
             return
         if model.stage != "completed":
             self.broke(GroupPromise.ONE_OUTCOME, f"member {outcome.member} returns, and nothing is completed")
@@ -271,7 +269,7 @@ class GroupPromises(HistoryPromises):
         first = barriers.ready(0)
         if any(isinstance(outcome.error, TimeoutError) and first in str(outcome.error) for outcome in self._outcomes):
             return  # a fault before its first heartbeat: no monitor judges a member that has not begun
-        done = {outcome.member for outcome in self._outcomes if outcome.returned and outcome.call == shape.calls - 1}
+        done = {each.member for each in self._outcomes if each.error is None and each.call == shape.calls - 1}
         for member in history.members:
             if not member.was_harmed and member.member not in done:
                 ended = [outcome for outcome in self._outcomes if outcome.member == member.member]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pwd
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from nvrx_slurm.lab.devcluster import lifecycle, places, processes
 from nvrx_slurm.lab.devcluster import programs as slurm
 from nvrx_slurm.lab.devcluster import spec as members
 from nvrx_slurm.lab.devcluster.daemons import living, start
-from nvrx_slurm.lab.devcluster.lifecycle import Say
+from nvrx_slurm.lab.devcluster.lifecycle import Say, free_ports, ports_of_clusters
 from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.programs import ACCOUNTING_PROGRAMS, SLURM_PROGRAMS, require
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, ClusterStatus, DevNodeStatus, check_request, decode, is_usable
@@ -69,14 +71,20 @@ class DevCluster:
             tries_left -= 1
             claimed = places.claim(name)
             try:
-                spec = lifecycle.plan_cluster(
-                    claimed,
-                    name,
-                    nodes=nodes,
-                    cpus_per_node=cpus_per_node,
-                    accounting=accounting,
+                controller_port, database_port, *node_ports = free_ports(nodes + 2, ports_of_clusters())
+                spec = ClusterSpec(
+                    name=name,
+                    user=pwd.getpwuid(os.getuid()).pw_name,
+                    # NodeHostname is what `hostname -s` prints (slurm.conf(5)).
+                    hostname=socket.gethostname().split(".")[0],
                     slurm_version=slurm.slurm_version(programs["slurmctld"]),
-                    settings=settings or {},
+                    cpus_per_node=cpus_per_node,
+                    controller_port=controller_port,
+                    database_port=database_port if accounting else None,
+                    node_ports=tuple(node_ports),
+                    state=str(claimed.state),
+                    runtime=str(claimed.runtime),
+                    settings=dict(settings or {}),
                 )
                 lifecycle.launch(spec, programs, clock, say)
                 return cls(spec, clock=clock, say=say)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pwd
 import random
 import secrets
 import socket
@@ -17,7 +15,7 @@ from nvrx_slurm.errors import NvrxError, WaitTimeout
 from nvrx_slurm.lab.devcluster import configuration
 from nvrx_slurm.lab.devcluster import programs as slurm
 from nvrx_slurm.lab.devcluster.daemons import Daemon, last_words, living, start
-from nvrx_slurm.lab.devcluster.places import PRIVATE, Places, clusters_folder
+from nvrx_slurm.lab.devcluster.places import PRIVATE, clusters_folder
 from nvrx_slurm.lab.devcluster.processes import read_table, wait_until
 from nvrx_slurm.lab.devcluster.spec import ClusterSpec, decode, encode
 from nvrx_slurm.util.clock import Clock
@@ -39,45 +37,21 @@ class DaemonDied(NvrxError):
         return _PORT_TAKEN in str(self)
 
 
-def plan_cluster(
-    places: Places,
-    name: str,
-    *,
-    nodes: int,
-    cpus_per_node: int,
-    accounting: bool,
-    slurm_version: tuple[int, int],
-    settings: Mapping[str, str],
-) -> ClusterSpec:
-    """Settle everything about the cluster, ports included, and write it down before anything is started."""
-    # Other clusters may want their ports again later: a killed node's slurmd does not listen now.
+def ports_of_clusters() -> set[int]:
+    """Those of every cluster of this user. It may want them again: a killed node's slurmd does not listen now."""
     taken: set[int] = set()
     for file in clusters_folder().glob("*/cluster.json"):
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # going down just now, or damaged
             other = decode(file.read_bytes())
             taken |= {other.controller_port, other.database_port or 0, *other.node_ports}
-    ports = free_ports(nodes + 2, taken)
-    spec = ClusterSpec(
-        name=name,
-        user=pwd.getpwuid(os.getuid()).pw_name,
-        # NodeHostname is what `hostname -s` prints (slurm.conf(5)).
-        hostname=socket.gethostname().split(".")[0],
-        slurm_version=slurm_version,
-        cpus_per_node=cpus_per_node,
-        controller_port=ports[0],
-        database_port=ports[1] if accounting else None,
-        node_ports=tuple(ports[2:]),
-        state=os.fspath(places.state),
-        runtime=os.fspath(places.runtime),
-        settings=dict(settings),
-    )
-    (places.state / "cluster.json").write_bytes(encode(spec))
-    return spec
+    return taken
 
 
 def launch(spec: ClusterSpec, programs: Mapping[str, str], clock: Clock, say: Say) -> None:
     """Start every daemon and wait until all nodes are idle. Raises NvrxError; what was started then still runs."""
     places = spec.places
+    # Before anything is started: `down` reads it.
+    (places.state / "cluster.json").write_bytes(encode(spec))
     places.slurm_conf.write_text(configuration.slurm_conf(spec))
     if (cgroup := configuration.cgroup_conf(spec)) is not None:
         (places.state / "cgroup.conf").write_text(cgroup)

@@ -75,10 +75,8 @@ _COMMAND_TIMEOUT_S = 20
 
 
 def ask(environment: Mapping[str, str], *command: str) -> str:
-    """What one Slurm command of this cluster prints. Raises SlurmUnreachable with its complaint."""
-    program = find(command[0])
-    if program is None:
-        raise MissingProgramError(f"{command[0]} is not installed")
+    """What one of Slurm's commands prints. Raises MissingProgramError, SlurmUnreachable with its complaint."""
+    program = require(command[:1])[command[0]]
     try:
         result = subprocess.run(
             [program, *command[1:]],

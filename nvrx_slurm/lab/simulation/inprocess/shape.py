@@ -97,8 +97,7 @@ class GroupShape:
 
 def draw_shape(chance: Random) -> GroupShape:
     members = chance.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8))
-    machines = chance.choice((1, 2, 2, 3, members))
-    machines = min(machines, members)
+    machines = min(chance.choice((1, 2, 2, 3, members)), members)
     hosts = tuple(f"h{member * machines // members}" for member in range(members))
     interval_s = chance.uniform(0.4, 1.0)
     heartbeat_s = chance.uniform(4.0, 10.0)

@@ -34,9 +34,9 @@ from nvrx_slurm.lab.simulation.promises import Promises, broken_at_the_end, outa
 from nvrx_slurm.lab.simulation.requeue import RequeuedJob
 from nvrx_slurm.lab.simulation.scenario import Scenario, chance_of, draw_scenario
 from nvrx_slurm.lab.simulation.shapes import Shape
-from nvrx_slurm.lab.simulation.sockets import Service, Sockets
+from nvrx_slurm.lab.simulation.sockets import Sockets
 from nvrx_slurm.lab.simulation.store import SimulatedKey, WatchedStore
-from nvrx_slurm.lab.simulation.workers import SimulatedWorld, WorldProgress
+from nvrx_slurm.lab.simulation.workers import SimulatedWorld
 from nvrx_slurm.liveness import fence
 from nvrx_slurm.store.keys import Keys
 
@@ -95,16 +95,7 @@ class SimulationRun:
         self.promises = Promises(self.plan, self._break, self._entered, lambda: outage_of(self.performed))
         self.host_clock = VirtualClock(self.loop)
         self.store_clock: VirtualClock = VirtualClock(self.loop)
-        self.service = Service(self.network, self.HOST)
-        self.store: WatchedStore = WatchedStore(
-            self.service,
-            self.store_clock,
-            self.promises,
-            self.contact,
-            self.aims,
-            key=lambda: self.key,
-            copy=lambda: in_order(self.copy),
-        )
+        self.store: WatchedStore = WatchedStore(self)
         self.address = StoreAddress(url="redis://host", job=JOB, token="token", embedded=True)
         self.key = SimulatedKey(self.address.token)
         self.keys = Keys(JOB)
@@ -129,9 +120,9 @@ class SimulationRun:
         self.suspended = False  # by Slurm
         self.cuts: Counter[str] = Counter()  # node → how many faults cut it off now
         self._worlds: dict[tuple[int, str, int], SimulatedWorld] = {}
-        self._progress: dict[str, WorldProgress] = {}
+        self.work_left_s = dict.fromkeys(self.promises.roles, self.shape.work_s)  # of a replica, over all its cycles
         self._pids = itertools.count(100)
-        self._work_chance = self.chance("work")
+        self.work_chance = self.chance("work")
         self.batch: BatchHost = BatchHost(self)
         self.requeue: RequeuedJob = RequeuedJob(self)
 
@@ -295,18 +286,7 @@ class SimulationRun:
         the rendezvous was closed, and it was closed once more."""
         world = self._worlds.get((generation, replica, cycle))
         if world is None or rank in world.members:
-            progress = self._progress.setdefault(replica, WorldProgress(self.shape.work_s))
-            world = self._worlds[generation, replica, cycle] = SimulatedWorld(
-                self.loop,
-                self._work_chance,
-                self.shape.behaviour,
-                progress,
-                self.is_cut,
-                replica,
-                cycle,
-                size,
-                self.aims.work_until,
-            )
+            world = self._worlds[generation, replica, cycle] = SimulatedWorld(self, replica, cycle, size)
         return world
 
     # ---- what is done to it

@@ -7,22 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b, sha1
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.controller.mirror import in_order
 from nvrx_slurm.errors import ForgedRecord
 from nvrx_slurm.journal.records import Entry, Tick, unpack_entry
-from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED, AimedActs
-from nvrx_slurm.lab.simulation.contact import Contact
+from nvrx_slurm.lab.simulation.aims import BEFORE, LATE, UNANSWERED
 from nvrx_slurm.lab.simulation.process import SimulatedProcess
-from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.sockets import RESET, Service, ServiceLink
 from nvrx_slurm.lab.simulation.valkey_client import SOCKET_S, MemoryClient
 from nvrx_slurm.lab.simulation.valkey_keyspace import encoded, identity_of
 from nvrx_slurm.lab.simulation.valkey_server import Command, MemoryServer, ServerAnswer
 from nvrx_slurm.store.client import script_text
 from nvrx_slurm.store.sealing import NUMBER_BYTES, claimed_number
-from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.job_key import SIGNATURE_BYTES, JobKey
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 INBOX = ":inbox"
 # Where the keys of a commit name them (`store/lua/commit.lua`).
@@ -61,21 +62,12 @@ class SimulatedKey(JobKey):
 
 
 class WatchedStore(MemoryServer):
-    """An in-memory server, and the process that it is. `key`: the job's, which the next generation may change."""
+    """A run's in-memory server, and the process that it is."""
 
-    def __init__(
-        self,
-        service: Service,
-        clock: Clock,
-        promises: Promises,
-        contact: Contact,
-        aims: AimedActs,
-        key: Callable[[], JobKey],
-        copy: Callable[[], Sequence[Entry]],
-    ) -> None:
-        super().__init__(clock)
-        self._service, self._loop, self._promises = service, service.network.loop, promises
-        self._aims, self._contact, self._clock, self._key, self._copy = aims, contact, clock, key, copy
+    def __init__(self, run: SimulationRun) -> None:
+        super().__init__(run.store_clock)
+        self._job, self._loop, self._promises, self._aims = run, run.loop, run.promises, run.aims
+        self._service = Service(run.network, run.HOST)
         self._is_removed = self._has_lost_data = False
         self._faults: list[_CommitFault] = []
         self._sent: Command | None = None  # the last commit that the aimed acts saw coming
@@ -183,7 +175,7 @@ class WatchedStore(MemoryServer):
         if key.endswith(INBOX):
             [(identity, fields)] = self.data.xrevrange(key, count=1)
             try:
-                packed = self._key().verify(key, fields[1])
+                packed = self._job.key.verify(key, fields[1])
             except ForgedRecord:
                 return  # the controller sets it aside, and no commit accounts for it
             at = self._clock.wall()
@@ -197,13 +189,13 @@ class WatchedStore(MemoryServer):
         if name == "xadd":
             # Only heartbeats have this field: what users type into a command is added by XADD, too.
             if "who" in command[1][1] and not isinstance(reply, Exception):
-                self._contact.heard(command[1][1]["who"])
+                self._job.contact.heard(command[1][1]["who"])
         elif name != "evalsha" or isinstance(reply, Exception):
             pass
         elif _is_script(command, "acquire") and reply[0] != 0:
             if self._has_lost_data:
                 self._has_lost_data = False
-                if copy := self._copy():
+                if copy := in_order(self._job.copy):
                     self._promises.go_on_from(copy)
                 else:  # nothing of the job is known, nor which epochs were given
                     self._promises.begin_with(copy)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from random import Random
+from typing import TYPE_CHECKING
 
-from nvrx_slurm.lab.simulation.loop import Handle, VirtualLoop
-from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
+from nvrx_slurm.lab.simulation.loop import Handle
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.run import SimulationRun
 
 AT_ONCE = 0.75
 # Within so long ranks end that have finished together.
@@ -31,13 +32,6 @@ PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Conn
 Exit = Callable[["SimulatedWorker", int | None, int | None], None]
 
 
-@dataclass(slots=True)
-class WorldProgress:
-    """What a replica's workers have done, over all of its cycles."""
-
-    left_s: float
-
-
 class SimulatedWorker:
     """One rank of one cycle, on one node. A zombie counts as dead."""
 
@@ -48,7 +42,7 @@ class SimulatedWorker:
         world: SimulatedWorld,
         rank: int,
         exited: Exit,
-        raised: Callable[[SimulatedWorker, str], None] = lambda worker, what: None,
+        raised: Callable[[SimulatedWorker, str], None],
     ) -> None:
         self.node, self.pid, self.world, self.rank = node, pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
@@ -136,33 +130,15 @@ class SimulatedWorker:
 class SimulatedWorld:
     """The ranks of one replica in one cycle."""
 
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        chance: Random,
-        behaviour: WorkerBehaviour,
-        progress: WorldProgress,
-        is_cut: Callable[[str], bool],
-        replica: str,
-        cycle: int,
-        size: int,
-        work_until: Callable[[float | None], object] = lambda moment: None,
-    ) -> None:
-        self._work_until = work_until
-        self.loop, self.chance, self.behaviour, self.progress, self._is_cut = (
-            loop,
-            chance,
-            behaviour,
-            progress,
-            is_cut,
-        )
+    def __init__(self, run: SimulationRun, replica: str, cycle: int, size: int) -> None:
+        self._run, self.loop, self.behaviour = run, run.loop, run.shape.behaviour
         self.replica, self.cycle, self.size = replica, cycle, size
         self.members: dict[int, SimulatedWorker] = {}
         self.ran_s = 0.0
         self.broken = False
         self._since: float | None = None
         self._end: Handle | None = None
-        self._rested_at = loop.now_s
+        self._rested_at = run.loop.now_s
         self._first_steps: list[Callable[[], None]] = []
 
     def __str__(self) -> str:
@@ -176,9 +152,9 @@ class SimulatedWorld:
     def look(self) -> None:
         """Step on if all can, else rest."""
         if self._can_step() and self._since is None:
-            self._since = self.loop.now_s
-            self._end = self.loop.call_outside(self.progress.left_s, self._finish)
-            self._work_until(self.loop.now_s + self.progress.left_s)
+            self._since, left_s = self.loop.now_s, self._run.work_left_s[self.replica]
+            self._end = self.loop.call_outside(left_s, self._finish)
+            self._run.aims.work_until(self.loop.now_s + left_s)
             for first_step in self._first_steps:
                 self.loop.call_outside(self.behaviour.step_s, first_step)
             self._first_steps.clear()
@@ -211,7 +187,7 @@ class SimulatedWorld:
             for peer in self.members.values():
                 if peer.alive:
                     # Some before the death itself is reported: the kernel closes its connections first.
-                    after = self.chance.uniform(0.5, 1.5)
+                    after = self._run.work_chance.uniform(0.5, 1.5)
                     notices_s = 0.0 if after < AT_ONCE else self.behaviour.leaves_s * after
                     # Before it executes its program it has no connection that it could lose.
                     self.loop.call_outside(max(notices_s, peer.executes_at_s - self.loop.now_s), peer.leave)
@@ -219,22 +195,22 @@ class SimulatedWorld:
     def _can_step(self) -> bool:
         if self.broken or len(self.members) < self.size:
             return False
-        return all(worker.can_step and not self._is_cut(worker.node) for worker in self.members.values())
+        return all(worker.can_step and not self._run.is_cut(worker.node) for worker in self.members.values())
 
     def _rest(self) -> None:
         if self._since is None:
             return
         ran_s = self.loop.now_s - self._since
         self.ran_s += ran_s
-        self.progress.left_s = max(0.0, self.progress.left_s - ran_s)
+        left_s = self._run.work_left_s[self.replica] = max(0.0, self._run.work_left_s[self.replica] - ran_s)
         self._since, self._rested_at = None, self.loop.now_s
-        if self.progress.left_s:
-            self._work_until(None)
+        if left_s:
+            self._run.aims.work_until(None)
         if self._end is not None:
             self._end.cancel()
 
     def _finish(self) -> None:
         self._rest()
-        self.progress.left_s = 0.0
+        self._run.work_left_s[self.replica] = 0.0
         for worker in self.members.values():
-            self.loop.call_outside(worker.lingers_s + self.chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)
+            self.loop.call_outside(worker.lingers_s + self._run.work_chance.uniform(0.0, LAST_STEP_S), worker.exit, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +29,7 @@ from nvrx_slurm.lab.simulation.loop import VirtualLoop
 from nvrx_slurm.lab.simulation.monitors import Promise
 from nvrx_slurm.lab.simulation.promises import Promises
 from nvrx_slurm.lab.simulation.shapes import WorkerBehaviour
-from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld, WorldProgress
+from nvrx_slurm.lab.simulation.workers import SimulatedWorker, SimulatedWorld
 
 PLAN = Plan(
     name="t",
@@ -80,11 +80,15 @@ class Court:
     def start(self, node: str, rank: int, cycle: int = 0) -> SimulatedWorker:
         """A worker starts."""
         behaviour = WorkerBehaviour(step_s=1.0, leaves_s=None, obeys_s=None)
-        world = SimulatedWorld(
-            self.loop, Random(1), behaviour, WorldProgress(1.0), lambda _: False, "main-0", cycle, 2
-        )
+        run = SimpleNamespace(loop=self.loop, shape=SimpleNamespace(behaviour=behaviour))
+        world = SimulatedWorld(run, "main-0", cycle, 2)
         worker = SimulatedWorker(
-            node, 1, world, rank, lambda worker, code, number: self.promises.worker_ended(worker)
+            node,
+            1,
+            world,
+            rank,
+            exited=lambda worker, code, number: self.promises.worker_ended(worker),
+            raised=lambda worker, what: None,
         )
         world.members[rank] = worker
         self.promises.worker_started(worker)

@@ -336,7 +336,7 @@ def _repeat_record(run: SimulationRun, act: Act) -> None:
         fact = replace(join, incarnation=f"{act.number:012x}", generation=OTHER_GENERATION)
     elif act.number % 4 == 1:
         fact = Signalled(reason="cancel", generation=OTHER_GENERATION)
-    run.loop.create_task(post_outside(run, fact))
+    post_outside(run, fact)
 
 
 def _repeat_join(run: SimulationRun, act: Act) -> None:
@@ -349,7 +349,7 @@ def _repeat_join(run: SimulationRun, act: Act) -> None:
         if each.generation == history.generation and history.nodes[each.node].incarnation != each.incarnation
     ]
     if former:
-        run.loop.create_task(post_outside(run, former[act.number % len(former)]))
+        post_outside(run, former[act.number % len(former)])
 
 
 def _former_proof(run: SimulationRun, act: Act) -> None:
@@ -360,7 +360,7 @@ def _former_proof(run: SimulationRun, act: Act) -> None:
     for join in joins:
         if join.node in unproven and join.incarnation != history.nodes[join.node].incarnation:
             fact = NodeFenced(node=join.node, incarnation=join.incarnation, proof="its kernel says so")
-            run.loop.create_task(post_outside(run, fact))
+            post_outside(run, fact)
             return
 
 
@@ -375,7 +375,7 @@ def _repeat_cycle(run: SimulationRun, act: Act) -> None:
         runs = replica.state == "running" and node.place == "active" and node.replica == replica.id
         if runs and node.incarnation == fact.incarnation and fact.cycle < replica.cycle:
             # A record that is refused uses up no number: what the agent says itself, from here on, still counts.
-            run.loop.create_task(post_outside(run, replace(fact, seq=node.seq + FRESH_NUMBER)))
+            post_outside(run, replace(fact, seq=node.seq + FRESH_NUMBER))
             return
 
 
@@ -410,7 +410,7 @@ def _ask(run: SimulationRun, act: Act, fact: RestartAsked | DrainAsked | Undrain
     """Post it; now and then twice, as another user of the store can copy it, or of another generation."""
     fact = replace(fact, generation=run.info.generation + (act.number % 11 == 0))
     for _ in range(1 + (act.number % 5 == 0)):
-        run.loop.create_task(post_outside(run, fact))
+        post_outside(run, fact)
 
 
 def _reboot(run: SimulationRun, act: Act) -> None:

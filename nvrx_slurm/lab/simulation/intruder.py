@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from nvrx_slurm.errors import StoreUnreachable
@@ -15,6 +14,7 @@ from nvrx_slurm.journal.records import NodeJoined, Record, Signalled, WorkerFail
 from nvrx_slurm.lab.simulation.sockets import HandshakeStream
 from nvrx_slurm.liveness import connection as liveness
 from nvrx_slurm.store.client import StoreClient
+from nvrx_slurm.util.job_key import JobKey
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.run import SimulationRun
@@ -39,20 +39,16 @@ def forge_record(run: SimulationRun, number: int) -> None:
             rank=0,
             exit_code=1,
         )
-    address = replace(run.address, token=ITS_KEY)
-    run.loop.create_task(
-        _post(StoreClient(address, clock=run.host_clock, connection=run.store.client(run.HOST)), fact)
-    )
+    run.loop.create_task(_post(run, fact, JobKey(ITS_KEY)))
 
 
-async def post_outside(run: SimulationRun, fact: Record) -> None:
+def post_outside(run: SimulationRun, fact: Record) -> None:
     """Post a fact with the job's key: one that arrives late or twice, or one of a user."""
-    await _post(
-        StoreClient(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=run.key), fact
-    )
+    run.loop.create_task(_post(run, fact, run.key))
 
 
-async def _post(store: StoreClient, fact: Record) -> None:
+async def _post(run: SimulationRun, fact: Record, key: JobKey) -> None:
+    store = StoreClient(run.address, clock=run.host_clock, connection=run.store.client(run.HOST), key=key)
     with contextlib.suppress(StoreUnreachable):
         await store.post(fact)
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.agent.agent import Agent
 from nvrx_slurm.agent.events import Cycle, StacksOnFile
@@ -15,7 +15,6 @@ from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.jobspec.budgets import grace_within
 from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined, Shutdown
 from nvrx_slurm.journal.restarts import InProcessRestart
-from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, HandshakeStream, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
@@ -38,16 +37,7 @@ async def agent_main(run: SimulationRun, node: SimulatedNode, machine: Simulated
     """As `python -m nvrx_slurm.agent` runs it; returns its exit code."""
     bounds, kill_wait_s = run.plan.fault_tolerance, run.info.kill_wait_s
     grace_s = bounds.teardown.grace
-    store = AgentStore(
-        run.address,
-        clock=node.clock,
-        patience_s=bounds.control_plane_grace,
-        generation=run.info.generation,
-        connection=run.store.client(node.name),
-        key=run.key,
-    )
-    store.run, store.aims, store.node = run, run.aims, node.name
-    node.agent_store = store
+    node.agent_store = store = AgentStore(run, node)
     agent = Agent(
         plan=run.plan,
         folder=run.folder,
@@ -70,15 +60,20 @@ class AgentStore(StoreClient):
     `incarnation`: as which the agent has joined last; `began_at`: the id behind which it has begun to read;
     `read_to`: the last order that it has read."""
 
-    run: SimulationRun
-    aims: AimedActs
-    node: str
     incarnation = ""
     began_at: str | None = None
     read_to = "0-0"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, run: SimulationRun, node: SimulatedNode) -> None:
+        super().__init__(
+            run.address,
+            clock=node.clock,
+            patience_s=run.plan.fault_tolerance.control_plane_grace,
+            generation=run.info.generation,
+            connection=run.store.client(node.name),
+            key=run.key,
+        )
+        self._run, self._node = run, node.name
         # Rendezvous → the agent that asked for its ranks last, and the newest order by then.
         self._answers: dict[tuple[str, int], tuple[str, str]] = {}
 
@@ -97,32 +92,32 @@ class AgentStore(StoreClient):
         """The agent is about to start workers by what it was answered."""
         asked_by, newest = self._answers[replica, cycle]
         if asked_by != self.incarnation:
-            self.run.promises.acted_for(self.node, replica, cycle, asked_by)
+            self._run.promises.acted_for(self._node, replica, cycle, asked_by)
         if place_of(self.read_to) < place_of(newest) and place_of(newest) > place_of(self.began_at or "0-0"):
-            self.run.promises.acted_early(self.node, replica, cycle)
+            self._run.promises.acted_early(self._node, replica, cycle)
 
     async def orders(self, after: str) -> list[tuple[str, AnyOrder | None]]:
         items = await super().orders(after)
         self.began_at = self.began_at or after
         self.read_to = items[-1][0] if items else self.read_to
-        if self.run.copied:
+        if self._run.copied:
             self._check_copies(items)
-        if self.aims.armed:
+        if self._run.aims.armed:
             orders = [order for _, order in items if order is not None]
-            if self.aims.sees(orders, "before receipt", self.node):
+            if self._run.aims.sees(orders, "before receipt", self._node):
                 await asyncio.sleep(0)  # the act comes first
-            self.aims.sees(orders, "after receipt", self.node)
+            self._run.aims.sees(orders, "after receipt", self._node)
         return items
 
     def _check_copies(self, items: Sequence[tuple[str, AnyOrder | None]]) -> None:
         """An order that this agent has read at its place has no effect when it comes again as a copy."""
         stream = self.keys.orders
         for identity, order in items:
-            [(_, fields)] = self.run.store.data.xrange(stream, identity, identity)
-            for sealed, original in self.run.copied:
+            [(_, fields)] = self._run.store.data.xrange(stream, identity, identity)
+            for sealed, original in self._run.copied:
                 is_copy = fields[1] == sealed and identity != original
                 if order is not None and is_copy and place_of(original) > place_of(self.began_at or "0-0"):
-                    self.run.promises.obeyed_twice(self.node, order)
+                    self._run.promises.obeyed_twice(self._node, order)
 
 
 def place_of(identity: str) -> tuple[int, int]:

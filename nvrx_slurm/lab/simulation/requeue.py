@@ -131,7 +131,7 @@ class RequeuedJob:
             late.append(replace(chance.choice(joins), incarnation=f"{chance.getrandbits(48):012x}"))
         for fact in late:
             at_s = chance.uniform(0.0, run.shape.work_s)
-            run.loop.call_outside(at_s, lambda fact=fact: run.loop.create_task(post_outside(run, fact)))
+            run.loop.call_outside(at_s, post_outside, run, fact)
 
     def _kill_when_back(self, node: SimulatedNode) -> None:
         """slurmd can be reached again, and kills what runs there of the generation before."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.agent.supervisor import SAY_EVERY_S, SELF_FENCE_S
 from nvrx_slurm.agent.teardown import Phase, Teardown
 from nvrx_slurm.agent.workers import Exited, Released, Spawned, Stopped, SupervisorDied, Tearing, WorkerEvent
+from nvrx_slurm.lab.simulation.loop import Handle
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.workers import EXEC_S, SimulatedWorker
@@ -42,10 +43,9 @@ class SimulatedSupervisor(SimulatedProcess):
         self._may_spawn = True
         self._grant: int | None = None
         self._lease_until: float | None = None
-        self._self_fence_at: float | None = None
-        self._lease_timer_on = self._self_fence_on = False
+        self._lease_timers: tuple[Handle, ...] = ()
         self._report_at = 0.0
-        self._due_at: float | None = None
+        self._due: Handle | None = None  # when the phase of a teardown must give way, or is reported again
         self.on_death(lambda: None if self._closed else node.supervisor_deaths.append(node.loop.now_s))
         # What it held is closed by now. The kernel kills its children (PR_SET_PDEATHSIG) a moment later.
         self.on_death(lambda: node.loop.call_outside(node.chance.uniform(0.0, DEATH_S), self._kill_orphans))
@@ -65,6 +65,11 @@ class SimulatedSupervisor(SimulatedProcess):
         order(self, *args)
         self._advance()
 
+    def _look(self) -> None:
+        """Something is due, or has happened."""
+        self._check_lease()
+        self._advance()
+
     def spawn(self, rank: int, env: Mapping[str, str]) -> None:
         if not self._may_spawn:
             self._report(Stopped(survivors=(), lapsed=True))
@@ -78,17 +83,15 @@ class SimulatedSupervisor(SimulatedProcess):
             self._report(Spawned(rank=worker.rank, pid=worker.pid))
 
     def renew_lease(self, until_s: float, grant: int | None) -> None:
-        now_s = self.node.loop.now_s
-        self._may_spawn = until_s > now_s
-        self._lease_until = until_s
-        self._self_fence_at = until_s + SELF_FENCE_S * self.node.clock.pace
-        # One timer of each kind: when it fires early, since the lease was renewed meanwhile, it is set again.
-        if not self._lease_timer_on:
-            self._lease_timer_on = True
-            self.call_later(max(0.0, until_s - now_s), self._look_at_lease)
-        if not self._self_fence_on:
-            self._self_fence_on = True
-            self.node.loop.call_outside(max(0.0, self._self_fence_at - now_s), self._look_at_self_fence)
+        left_s = until_s - self.node.loop.now_s
+        self._may_spawn, self._lease_until = left_s > 0.0, until_s
+        self._cancel_lease_timers()
+        self_fence_s = max(0.0, left_s + SELF_FENCE_S * self.node.clock.pace)
+        self._lease_timers = (
+            self.call_later(max(0.0, left_s), self._look),
+            # The kernel's timer: a step of no process, so it fires while this one is frozen.
+            self.node.loop.call_outside(self_fence_s, self.kill),
+        )
         released, self._grant = self._grant, grant
         if released is not None and grant is None:
             self._report(Released(released))
@@ -123,38 +126,21 @@ class SimulatedSupervisor(SimulatedProcess):
 
     # ---- the lease
 
-    def _look_at_lease(self) -> None:
-        self._lease_timer_on = False
-        if self._lease_until is None:
-            return
-        self._check_lease()
-        if self._lease_until is not None:
-            self._lease_timer_on = True
-            self.call_later(self._lease_until - self.node.loop.now_s, self._look_at_lease)
-        self._advance()
+    def _cancel_lease_timers(self) -> None:
+        for timer in self._lease_timers:
+            timer.cancel()
 
     def _check_lease(self) -> None:
         now_s = self.node.loop.now_s
         if self._lease_until is None or now_s < self._lease_until:
             return
-        self._lease_until = self._self_fence_at = None
-        self._may_spawn = False
+        self._lease_until, self._may_spawn = None, False
+        self._cancel_lease_timers()
         if self.workers or self.teardown is not None:
             self.lapsed = True
             self.teardown = self.teardown or Teardown.plan(now_s, 0.0)
             self.teardown.hurry(now_s)
             self._kill_all()
-
-    def _look_at_self_fence(self) -> None:
-        """The kernel's timer: a step of no process, so it fires while this one is frozen."""
-        self._self_fence_on = False
-        if self._self_fence_at is None or not self.alive:
-            return
-        if (left_s := self._self_fence_at - self.node.loop.now_s) <= 0.0:
-            self.kill()
-        else:
-            self._self_fence_on = True
-            self.node.loop.call_outside(left_s, self._look_at_self_fence)
 
     # ---- the end of the workers
 
@@ -167,8 +153,7 @@ class SimulatedSupervisor(SimulatedProcess):
         if self.workers.pop(worker.pid, None) is not None and not self.lapsed:
             at, sent = self.node.clock.monotonic(), frozenset(self.sent)
             self._report(Exited(rank=worker.rank, code=code, signal=number, at=at, sent=sent))
-        self._check_lease()
-        self._advance()
+        self._look()
 
     def _advance(self) -> None:
         """Go on with a teardown, if there is one, and come back when its phase must give way."""
@@ -187,17 +172,9 @@ class SimulatedSupervisor(SimulatedProcess):
             self._report_at = now_s + SAY_EVERY_S
             ends_in_s = max(0.0, teardown.deadline() - now_s)
             self._report(Tearing(phase=teardown.phase, left=tuple(self.workers), ends_in_s=ends_in_s))
-        # One timer stands for both; a later one is not set.
-        at = min(teardown.deadline(), self._report_at)
-        if self._due_at is None or at < self._due_at:
-            self._due_at = at
-            self.call_later(max(0.0, at - now_s), self._is_due, at)
-
-    def _is_due(self, at: float) -> None:
-        if self._due_at == at:
-            self._due_at = None
-        self._check_lease()
-        self._advance()
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.call_later(max(0.0, min(teardown.deadline(), self._report_at) - now_s), self._look)
 
     def _enter(self, phase: Phase | None) -> None:
         if phase is None:

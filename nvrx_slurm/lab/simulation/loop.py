@@ -232,13 +232,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *,
         until_s: float = math.inf,
         most_steps: int = MOST_STEPS,
-        after_step: Callable[[], object] | None = None,
     ) -> _T:
         """Run until `main` is done; returns its result, or raises its exception.
 
-        `until_s`: virtual seconds from now. `after_step` is called after each step of a process. Raises
-        SimulationStuck when nothing is left to do and `main` is not done, or when a bound has passed; it lists
-        where each task waits.
+        `until_s`: virtual seconds from now. Raises SimulationStuck when nothing is left to do and `main` is not
+        done, or when a bound has passed; it lists where each task waits.
         """
         task = self.create_task(main) if asyncio.iscoroutine(main) else main
         assert isinstance(task, asyncio.Future)
@@ -268,8 +266,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                         context.run(callback, *handle.args)
                     except Exception as error:
                         context.run(self.call_exception_handler, {"message": f"in {callback!r}", "exception": error})
-                    if after_step is not None:
-                        after_step()
         return task.result()
 
     run_until_complete = run  # type: ignore[assignment]

@@ -14,7 +14,6 @@ import pytest
 
 from nvrx_slurm.errors import SimulationStuck
 from nvrx_slurm.lab.simulation.loop import BEGIN_S, VirtualClock, VirtualLoop, unawaited
-from nvrx_slurm.lab.simulation.process import SimulatedProcess
 
 FOREVER_S = 1e9
 
@@ -110,22 +109,6 @@ def test_defect_of_the_simulation_itself_ends_the_run(loop):
     loop.call_later(1.0, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         loop.run(asyncio.sleep(2.0))
-
-
-def test_observer_is_called_after_each_step_of_a_process(loop):
-    """It is not called after steps of the world itself; an exception that it raises ends the run."""
-    process, seen, done = SimulatedProcess(loop, "p"), [], []
-
-    async def main() -> None:
-        for number in range(3):
-            done.append(number)
-            await asyncio.sleep(1.0)
-
-    loop.call_later(0.5, done.append, "world")
-    loop.run(process.run(main()), after_step=lambda: seen.append(len(done)))
-    assert seen[0] == 1 and seen[-1] == 4
-    with pytest.raises(ZeroDivisionError):
-        loop.run(SimulatedProcess(loop, "q").run(main()), after_step=lambda: 1 // 0)
 
 
 def test_collector_is_off_while_a_history_runs_and_on_again_after_it(loop):

@@ -15,7 +15,8 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -373,11 +374,11 @@ class VirtualLock:
         self.release()
 
 
-class VirtualRLock:
+class VirtualRLock(VirtualLock):
     """threading.RLock."""
 
     def __init__(self, scheduler: ThreadScheduler) -> None:
-        self._scheduler, self._lock = scheduler, VirtualLock(scheduler)
+        super().__init__(scheduler)
         self._owner: VirtualThread | None = None
         self._depth = 0
 
@@ -385,7 +386,7 @@ class VirtualRLock:
         if self._depth and self._owner is self._scheduler.current:
             self._depth += 1
             return True
-        if not self._lock.acquire(blocking, timeout):
+        if not super().acquire(blocking, timeout):
             return False
         self._owner, self._depth = self._scheduler.current, 1
         return True
@@ -394,19 +395,13 @@ class VirtualRLock:
         self._depth -= 1
         if not self._depth:
             self._owner = None
-            self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+            super().release()
 
 
 class VirtualCondition:
     """threading.Condition, with any lock above."""
 
-    def __init__(self, scheduler: ThreadScheduler, lock: VirtualLock | VirtualRLock | None = None) -> None:
+    def __init__(self, scheduler: ThreadScheduler, lock: VirtualLock | None = None) -> None:
         self._scheduler, self._lock = scheduler, VirtualRLock(scheduler) if lock is None else lock
         self._waiting: list[Ticket] = []
 
@@ -484,38 +479,12 @@ class VirtualQueue(Generic[T]):
         return not self._items
 
 
-class VirtualFuture(Generic[T]):
-    """concurrent.futures.Future, as far as the product uses it."""
+class VirtualFuture(Future[T]):
+    """concurrent.futures.Future, for which virtual threads wait."""
 
     def __init__(self, scheduler: ThreadScheduler) -> None:
-        self._done = VirtualEvent(scheduler)
-        self._result: T | None = None
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def set_running_or_notify_cancel(self) -> bool:
-        return True
-
-    def set_result(self, result: T) -> None:
-        self._result = result
-        self._done.set()
-
-    def set_exception(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._done.wait(timeout)
-        return self._error
-
-    def result(self, timeout: float | None = None) -> T:
-        if not self._done.wait(timeout):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+        super().__init__()
+        self._condition = VirtualCondition(scheduler)  # type: ignore[assignment]  # all that a future uses of it
 
 
 class VirtualDescriptor:
@@ -645,7 +614,8 @@ class Substitution:
         def wait(futures: Sequence[VirtualFuture[Any]], timeout: float | None = None) -> None:
             until = None if timeout is None else scheduler.now_s + timeout
             for future in futures:
-                future.exception(None if until is None else max(0.0, until - scheduler.now_s))
+                with suppress(TimeoutError):
+                    future.exception(None if until is None else max(0.0, until - scheduler.now_s))
 
         self.wait = wait
 

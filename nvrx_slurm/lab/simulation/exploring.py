@@ -138,10 +138,10 @@ _measured: Coverage | None = None
 _known: set[str] = set()
 
 
-def _begin(guided: bool) -> None:
+def _begin() -> None:
     """In each process, first."""
     global _measured
-    _measured = Coverage() if guided else None
+    _measured = Coverage() if HAS_MONITORING else None
 
 
 def _explore(task: ExploringTask) -> Explored:
@@ -234,11 +234,12 @@ def explore(
 
     def report() -> str:
         took_s = clock.monotonic() - began
-        reached = f", {len(corpus.reached):,} places reached, {corpus.added} new in the corpus" if guided else ""
+        reached = (
+            f", {len(corpus.reached):,} places reached, {corpus.added} new in the corpus" if HAS_MONITORING else ""
+        )
         return f"{runs:,} runs in {took_s:.0f} s, {runs / took_s:.1f} a second{reached}, {broken.total()} broken"
 
-    guided = HAS_MONITORING
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(guided,))
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin)
     left = tasks()
     with pool:
         going: set[Future[Explored]] = set()
@@ -264,7 +265,7 @@ def explore(
                 said = clock.monotonic()
                 say(report())
     say(report())
-    if guided:
+    if HAS_MONITORING:
         measured = Coverage()
         for package in PACKAGES:
             name = package.rpartition(".")[2] + "/"

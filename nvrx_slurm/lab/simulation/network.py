@@ -93,17 +93,18 @@ class SimulatedNetwork:
 
         Its processes are the caller's to kill, afterwards.
         """
-        for (source, _), link in self._links.items():
-            if source == host:
-                link.parked.clear()
-        heal = self.cut(apart([host]))
 
-        def power_on() -> None:
+        def forget_unsent() -> None:
             for (source, _), link in self._links.items():
                 if source == host:
                     link.parked.clear()
+
+        def power_on() -> None:
+            forget_unsent()
             heal()
 
+        forget_unsent()
+        heal = self.cut(apart([host]))
         return power_on
 
     def when_cut(self, callback: Callable[[], object]) -> None:
@@ -144,10 +145,7 @@ class SimulatedNetwork:
 
     def send(self, link: Link, callback: Callable[..., object], *args: Any) -> None:
         """Have a packet of TCP's on its link: its arrival is a step of the world."""
-        if link.cut_at is None:
-            self.loop.call_outside(self.delay_s(link), callback, *args)
-        else:
-            link.parked.append(lambda delay_s: self.loop.call_outside(delay_s, callback, *args))
+        self.carry(link, lambda delay_s: self.loop.call_outside(delay_s, callback, *args))
 
     def carry(self, link: Link, go: Callable[[float], object]) -> None:
         """The same, where `go` is called with the delay, now, or when the link is healed."""

@@ -115,21 +115,11 @@ def _codes() -> Iterator[CodeType]:
             found += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
-@dataclass(frozen=True, slots=True)
-class ExploringTask:
-    """Run each seed, or a change of one of the parents by it. Without parents every run is fresh."""
-
-    seeds: Sequence[int]
-    nodes: int | None
-    parents: tuple[Scenario, ...]
-    as_they_are: bool = False
-
-
 @dataclass(slots=True)
 class Explored:
-    """What a task has found: scenarios with the places that they reached first in that process."""
+    """What some runs have found: scenarios with the places that they reached first in that process."""
 
-    runs: int = 0
+    runs: int
     new: list[tuple[Scenario, list[str]]] = field(default_factory=list)
     broken: list[RunResult] = field(default_factory=list)
 
@@ -144,12 +134,11 @@ def _begin() -> None:
     _measured = Coverage() if HAS_MONITORING else None
 
 
-def _explore(task: ExploringTask) -> Explored:
-    explored = Explored()
+def _explore(scenarios: Sequence[Scenario]) -> Explored:
+    explored = Explored(runs=len(scenarios))
     with uncollected(), unlogged():
-        for scenario in task.parents if task.as_they_are else _scenarios(task):
+        for scenario in scenarios:
             result = run_and_collect(run_scenario, scenario)
-            explored.runs += 1
             if result.broken:
                 explored.broken.append(result)
             if _measured is not None:
@@ -161,13 +150,12 @@ def _explore(task: ExploringTask) -> Explored:
     return explored
 
 
-def _scenarios(task: ExploringTask) -> Iterator[Scenario]:
-    for seed in task.seeds:
-        chance = Random(f"{seed}/exploring")
-        if not task.parents or chance.random() < FRESH:
-            yield draw_scenario(seed, task.nodes)
-        else:
-            yield mutate(chance.choice(task.parents), chance)
+def _scenario(seed: int, nodes: int | None, parents: Sequence[Scenario]) -> Scenario:
+    """The seed's own, or a change of one of the parents by it. Without parents each is fresh."""
+    chance = Random(f"{seed}/exploring")
+    if not parents or chance.random() < FRESH:
+        return draw_scenario(seed, nodes)
+    return mutate(chance.choice(parents), chance)
 
 
 def pairs(journal: Sequence[Entry]) -> set[str]:
@@ -221,15 +209,15 @@ def explore(
     runs, next_seed, broken = 0, first, Counter[str]()
     known = len(corpus.scenarios)
 
-    def tasks() -> Iterator[ExploringTask]:
+    def tasks() -> Iterator[list[Scenario]]:
         nonlocal next_seed
         for at in range(0, known, RUNS):
-            yield ExploringTask((), nodes, tuple(corpus.scenarios[at : at + RUNS]), as_they_are=True)
+            yield corpus.scenarios[at : at + RUNS]
         while clock.monotonic() - began < 60.0 * minutes:
             # Half of the parents are of the newest: what was reached last is best understood around there.
             newest = corpus.scenarios[-PARENTS // 2 :]
             parents = (*newest, *chance.sample(corpus.scenarios, min(PARENTS // 2, len(corpus.scenarios))))
-            yield ExploringTask(range(next_seed, next_seed + RUNS), nodes, parents)
+            yield [_scenario(seed, nodes, parents) for seed in range(next_seed, next_seed + RUNS)]
             next_seed += RUNS
 
     def report() -> str:

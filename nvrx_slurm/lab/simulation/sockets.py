@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nvrx_slurm.lab.simulation.network import Link, SimulatedNetwork
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.valkey_client import StoreRequest
 from nvrx_slurm.util.tasks import settle
+
+T = TypeVar("T")
 
 
 class Sockets:
@@ -25,15 +27,22 @@ class Sockets:
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
-        self._listeners: dict[tuple[str, int], Listener] = {}
-        self._bound: dict[tuple[str, int], BoundSocket] = {}
+        self._listeners: dict[tuple[str, int], BoundSocket[ConnectionEnd]] = {}
+        self._mailboxes: dict[tuple[str, int], BoundSocket[bytes]] = {}
         self._impatient: list[ConnectionEnd] = []
         network.when_cut(self._watch_silence)
 
-    def listen(self, host: str, process: SimulatedProcess, protocol: Callable[[], asyncio.Protocol]) -> Listener:
-        """Accept connections for a process, as `loop.create_server` does."""
-        at = host, self.network.new_port()
-        self._listeners[at] = listener = Listener(at[1], process, protocol, lambda: self._listeners.pop(at, None))
+    def listen(
+        self, host: str, process: SimulatedProcess, protocol: Callable[[], asyncio.Protocol]
+    ) -> BoundSocket[ConnectionEnd]:
+        """Accept connections for a process, as `loop.create_server` does; the kernel does so while it is frozen.
+        After `close` no more are; those that were go on."""
+
+        def accept(end: ConnectionEnd) -> None:
+            process.on_death(end.close)
+            process.call_later(0.0, lambda: Transport(end, process, protocol()))
+
+        listener = self._bind(self._listeners, host, accept)
         process.on_death(listener.close)
         return listener
 
@@ -57,7 +66,7 @@ class Sockets:
                 return
             near, far = ConnectionEnd(network, there), ConnectionEnd(network, back)
             near.peer, far.peer = far, near
-            listener.accept(far)
+            listener.arrives(far)
             reply(near)
 
         def reply(result: ConnectionEnd | OSError) -> None:
@@ -78,15 +87,20 @@ class Sockets:
             self._impatient.append(end)
         return end
 
-    def bind(self, host: str, delivered: Callable[[bytes], object]) -> BoundSocket:
-        """Take datagrams until closed: the kernel calls `delivered` with each, while a process is frozen too."""
-        at = host, self.network.new_port()
-        self._bound[at] = mailbox = BoundSocket(*at, delivered, lambda: self._bound.pop(at, None))
-        return mailbox
+    def bind(self, host: str, arrives: Callable[[bytes], object]) -> BoundSocket[bytes]:
+        """Take datagrams until closed: the kernel calls `arrives` with each, while a process is frozen too."""
+        return self._bind(self._mailboxes, host, arrives)
 
     def dial(self, source: str, host: str, port: int) -> DialledSocket:
         """A datagram socket that was connect(2)ed to a port."""
-        return DialledSocket(self.network, source, host, lambda: self._bound.get((host, port)))
+        return DialledSocket(self.network, source, host, lambda: self._mailboxes.get((host, port)))
+
+    def _bind(
+        self, among: dict[tuple[str, int], BoundSocket[T]], host: str, arrives: Callable[[T], object]
+    ) -> BoundSocket[T]:
+        at = host, self.network.new_port()
+        among[at] = bound = BoundSocket(*at, arrives, lambda: among.pop(at, None))
+        return bound
 
     def _watch_silence(self) -> None:
         for end in self._impatient:
@@ -215,25 +229,6 @@ class HandshakeStream:
         self.end.send(data)
 
 
-class Listener:
-    """A port where connections are accepted. While its process is frozen, its kernel accepts them. After `close` no
-    more are; those that were go on."""
-
-    def __init__(
-        self,
-        port: int,
-        process: SimulatedProcess,
-        protocol: Callable[[], asyncio.Protocol],
-        closed: Callable[[], object],
-    ) -> None:
-        self.port, self.close = port, closed
-        self._process, self._protocol = process, protocol
-
-    def accept(self, end: ConnectionEnd) -> None:
-        self._process.on_death(end.close)
-        self._process.call_later(0.0, lambda: Transport(end, self._process, self._protocol()))
-
-
 class Transport(asyncio.Transport):
     """An accepted connection, for a protocol that asyncio's own loops would serve as well."""
 
@@ -279,12 +274,12 @@ class Transport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
-class BoundSocket(NamedTuple):
-    """A bound datagram socket: its kernel calls `delivered` with what arrives. After `close` it refuses that."""
+class BoundSocket(NamedTuple, Generic[T]):
+    """A port: its kernel calls `arrives` with each datagram or connection. After `close` it refuses them."""
 
     host: str
     port: int
-    delivered: Callable[[bytes], object]
+    arrives: Callable[[T], object]
     close: Callable[[], object]
 
 
@@ -292,7 +287,7 @@ class DialledSocket:
     """A datagram socket that was connect(2)ed: it gets an error when the other kernel refuses."""
 
     def __init__(
-        self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], BoundSocket | None]
+        self, network: SimulatedNetwork, source: str, target: str, mailbox: Callable[[], BoundSocket[bytes] | None]
     ) -> None:
         self._network, self._mailbox = network, mailbox
         self._there, self._back = network.link(source, target), network.link(target, source)
@@ -317,7 +312,7 @@ class DialledSocket:
         if (mailbox := self._mailbox()) is None:
             self._fly(self._back, self._refused.set)  # ICMP: port unreachable
         else:
-            mailbox.delivered(data)
+            mailbox.arrives(data)
 
     def _fly(self, link: Link, arrive: Callable[[], object]) -> None:
         network = self._network

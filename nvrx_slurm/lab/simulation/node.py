@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -169,33 +168,21 @@ class SimulatedNode:
 
     def kill(self) -> None:
         """Every process at once. The kernel lives."""
-        # Workers first: a supervisor that is killed would leave them to its kernel, which kills them a moment later.
-        for worker in list(self.workers):
-            worker.kill()
-        for process in self._processes():
-            process.kill()
+        for each in self._processes():
+            each.kill()
 
     def freeze(self) -> None:
-        for process in self._processes():
-            process.freeze()
-        for worker in self.workers:
-            worker.freeze()
-
-    def signal(self, number: int) -> None:
-        """As Slurm suspends and resumes a job's step: SIGTSTP, SIGSTOP, SIGCONT. Workers do not handle the first."""
-        for process in self._processes():
-            process.signal(number)
-        for worker in list(self.workers):
-            if number == signal.SIGSTOP:
-                worker.freeze()
-            elif number == signal.SIGCONT:
-                worker.thaw()
+        for each in self._processes():
+            each.freeze()
 
     def thaw(self) -> None:
-        for process in self._processes():
-            process.thaw()
-        for worker in list(self.workers):
-            worker.thaw()
+        for each in self._processes():
+            each.thaw()
+
+    def signal(self, number: int) -> None:
+        """As Slurm suspends and resumes a job's step: SIGTSTP, SIGSTOP, SIGCONT."""
+        for each in self._processes():
+            each.signal(number)
 
     def power_off(self) -> None:
         """It sends nothing any more, not even that its connections are closed."""
@@ -216,5 +203,6 @@ class SimulatedNode:
         if self.connection is not None:
             self.connection.end.reset()
 
-    def _processes(self) -> list[SimulatedProcess]:
-        return [process for process in (self.supervisor, self.agent) if process is not None]
+    def _processes(self) -> list[SimulatedWorker | SimulatedProcess]:
+        # Workers first: a supervisor that is killed would leave them to its kernel, which kills them a moment later.
+        return [*self.workers, *(each for each in (self.supervisor, self.agent) if each is not None)]

@@ -72,12 +72,16 @@ class SimulatedWorker:
             self._end(code, None)
 
     def signal(self, number: int) -> None:
-        """What it does about it is its own affair, but for SIGKILL."""
+        """What it does about it is its own affair, but for SIGKILL, SIGSTOP and SIGCONT. It leaves SIGTSTP out."""
         if number == signal.SIGKILL:
             self.kill()
+        elif number == signal.SIGSTOP:
+            self.freeze()
+        elif number == signal.SIGCONT:
+            self.thaw()
         elif self.frozen:
             self._pending.append(number)
-        elif self.alive:
+        elif self.alive and number != signal.SIGTSTP:
             self.world.asks(self, number)
 
     def freeze(self) -> None:

@@ -102,7 +102,6 @@ class FailureHistory:
     hung: bool = False
     settles: bool = False
     """It may have been a consequence when it was reported first: the decision waits for the end of the rendezvous."""
-    sources: tuple[str, ...] = ()
     answers: dict[str, Attribution] = field(default_factory=dict)
     waits: bool = False
     decided: bool = False
@@ -585,7 +584,6 @@ class JobHistory:
             rank=rank,
             policy=policy,
             held=frozenset(restarted) if policy in RESTARTS else frozenset(),
-            sources=settings.sources,
             node=node,
             first_noticed=noticed,
             is_symptom=is_symptom,
@@ -737,9 +735,10 @@ class JobHistory:
 
 def verdict_of(history: JobHistory, failure: FailureHistory) -> Verdict:
     """What the answers so far come to. A source that is silent has timed out."""
-    said = [failure.answers[name].verdict if name in failure.answers else Verdict.TIMEOUT for name in failure.sources]
+    settings, answers = history.bounds.attribution, failure.answers
+    said = [answers[name].verdict if name in answers else Verdict.TIMEOUT for name in settings.sources]
     stops = [verdict is Verdict.STOP for verdict in said]
-    if (any if history.bounds.attribution.aggregation == "any" else all)(stops) and said:
+    if (any if settings.aggregation == "any" else all)(stops) and said:
         return Verdict.STOP
     if any(stops) or Verdict.RESTART in said:
         return Verdict.RESTART
@@ -748,7 +747,7 @@ def verdict_of(history: JobHistory, failure: FailureHistory) -> Verdict:
 
 def is_settled(history: JobHistory, failure: FailureHistory, now: float) -> bool:
     """Whether no answer that is still to come can change the verdict, or none is in time any more."""
-    said = {answer.verdict for answer in failure.answers.values()}
-    if now >= failure.due_at or len(failure.answers) == len(failure.sources):
+    settings, said = history.bounds.attribution, {answer.verdict for answer in failure.answers.values()}
+    if now >= failure.due_at or len(failure.answers) == len(settings.sources):
         return True
-    return Verdict.STOP in said if history.bounds.attribution.aggregation == "any" else bool(said - {Verdict.STOP})
+    return Verdict.STOP in said if settings.aggregation == "any" else bool(said - {Verdict.STOP})

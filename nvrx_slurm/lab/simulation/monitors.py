@@ -172,8 +172,8 @@ class FreshFacts(JournalMonitor):
         elif isinstance(record, Attributed):
             failure = history.failures.get((record.replica, record.cycle))
             asked = failure is not None and failure.rank == record.rank and record.generation == history.generation
-            source = record.attribution.source
-            if failure is None or not asked or source not in failure.sources or source in failure.answers:
+            source, sources = record.attribution.source, history.bounds.attribution.sources
+            if failure is None or not asked or source not in sources or source in failure.answers:
                 yield f"no failure waited for this decision: {record}"
         elif isinstance(record, FromAgent):
             yield from self._check_sender(record)
@@ -402,7 +402,7 @@ class Verdicts(JournalMonitor):
             if about.judged:
                 yield f"the answers about {record.replica} cycle {record.cycle} were read twice"
             verdict = verdict_of(history, about)
-            over = entry.t >= about.due_at or len(about.answers) == len(about.sources)
+            over = entry.t >= about.due_at or len(about.answers) == len(history.bounds.attribution.sources)
             if record.verdict != verdict:
                 yield f"the answers come to {verdict}, and were read as this: {record}"
             acts = verdict is Verdict.STOP and about.waits and not about.decided and history.shutdown is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from nvrx_slurm.lab.simulation.inprocess.history import run_group
-from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
+from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken, show, show_again
 from nvrx_slurm.lab.simulation.threads import HistoryResult
 from nvrx_slurm.lab.simulation.transport.history import run_payloads
 
@@ -22,7 +22,7 @@ def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
         return 0
     shortest = fewest_acts(RUNNERS[of], result)
     say(f"\nwith {len(shortest.acts)} of {len(result.acts)} acts it is still broken: {shortest.broken}\n")
-    _show(shortest, say)
+    show(shortest, say)
     say(f"\nthe whole history again: nvrx-slurm ci simulate --of {of} --seed {result.seed}")
     return 1
 
@@ -30,10 +30,7 @@ def run_histories(of: str, seeds: Sequence[int], jobs: int, say: Say) -> int:
 def replay_history(of: str, seed: int, say: Say) -> int:
     """One seed again, whole."""
     result = RUNNERS[of](seed)
-    _show(result, say)
-    say(f"digest {result.digest}")
-    say(f"seed {seed}: {result.broken or 'no promise broken'}")
-    return 1 if result.broken else 0
+    return show_again(result, f"seed {seed}: {result.broken or 'no promise broken'}", say)
 
 
 def fewest_acts(runner: HistoryRunner, result: HistoryResult) -> HistoryResult:
@@ -47,12 +44,3 @@ def fewest_acts(runner: HistoryRunner, result: HistoryResult) -> HistoryResult:
             if (again := runner(result.seed, acts)).promise == result.promise:
                 kept, is_shorter = again, True
     return kept
-
-
-def _show(result: HistoryResult, say: Say) -> None:
-    say(f"{result.what}\n")
-    for act in result.acts:
-        say(str(act))
-    say("")
-    for line in result.lines:
-        say(line)

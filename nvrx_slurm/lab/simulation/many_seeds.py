@@ -88,3 +88,21 @@ def run_and_collect(run: Callable[[T], R], of: T) -> R:
     if result.broken or not forgotten:
         return result
     return dataclasses.replace(result, promise=Promise.SOUND, broken=f"{Promise.SOUND}: {forgotten[0]}")
+
+
+def show(result: R, say: Say) -> None:
+    """What was simulated, the acts, and what happened."""
+    say(f"{result.what}\n")
+    for act in result.acts:
+        say(str(act))
+    say("")
+    for line in result.lines:
+        say(line)
+
+
+def show_again(result: R, came_to: str, say: Say) -> int:
+    """A run that was repeated, whole, and what it came to; exit code 1 if it has broken a promise."""
+    show(result, say)
+    say(f"digest {result.digest}")
+    say(came_to)
+    return 1 if result.broken else 0

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from nvrx_slurm.controller.mirror import in_order
 from nvrx_slurm.errors import FencedError, SimulationStuck
 from nvrx_slurm.journal.folder import JobFolder, JobInfo, Result, StoreAddress
-from nvrx_slurm.journal.records import Entry, Fence, pack
+from nvrx_slurm.journal.records import Entry, Fence, entry_to_json, pack
 from nvrx_slurm.lab.simulation.adversary import Act, Trait, perform
 from nvrx_slurm.lab.simulation.aims import AimedActs
 from nvrx_slurm.lab.simulation.batch import BatchHost
@@ -71,6 +71,14 @@ class RunResult:
     @property
     def acts(self) -> tuple[Act, ...]:
         return self.scenario.acts
+
+    @property
+    def what(self) -> str:
+        return f"{self.shape.cluster}, {self.shape.work_s:.1f} s of work: {self.shape.plan}"
+
+    @property
+    def lines(self) -> Iterator[str]:
+        return (entry_to_json(entry).decode() for entry in self.journal)
 
 
 class SimulationRun:

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.journal.records import entry_to_json
 from nvrx_slurm.lab.simulation.loop import unlogged
-from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken
+from nvrx_slurm.lab.simulation.many_seeds import Say, first_broken, show, show_again
 from nvrx_slurm.lab.simulation.run import RunResult, run_scenario
 from nvrx_slurm.lab.simulation.scenario import Scenario, draw_scenario, scenario_from_json, scenario_to_json
 from nvrx_slurm.lab.simulation.shrinking import Runner, shrink
@@ -44,7 +43,7 @@ def show_broken(result: RunResult, say: Say, runner: Runner = run_scenario) -> R
         f"\nwith {len(simple.acts)} of {len(result.acts)} acts and {len(simple.shape.nodes)} of"
         f" {len(result.shape.nodes)} nodes it is still broken ({shrunk.runs} runs{how}): {simple.broken}\n"
     )
-    show_run(simple, say)
+    show(simple, say)
     say(f"\nas a file for `nvrx-slurm ci simulate --scenario FILE`:\n\n{scenario_to_json(simple.scenario)}")
     return simple
 
@@ -71,20 +70,4 @@ def replay(scenario: Scenario, name: str, say: Say) -> int:
     """Run one scenario, and print what the adversary did, the journal, and the digest of all that happened."""
     with unlogged():
         result = run_scenario(scenario)
-    show_run(result, say)
-    say(f"digest {result.digest}")
-    if not result.broken:
-        say(f"{name}: no promise broken; exit code {result.exit_code}")
-        return 0
-    say(f"{name}: {result.broken}")
-    return 1
-
-
-def show_run(result: RunResult, say: Say) -> None:
-    """The job, the acts, the journal."""
-    say(f"{result.shape.cluster}, {result.shape.work_s:.1f} s of work: {result.shape.plan}\n")
-    for act in result.acts:
-        say(str(act))
-    say("")
-    for entry in result.journal:
-        say(entry_to_json(entry).decode())
+    return show_again(result, f"{name}: {result.broken or f'no promise broken; exit code {result.exit_code}'}", say)

@@ -245,8 +245,6 @@ COMMANDS = st.one_of(
     command("get", names),
     command("set", names, words),
     command("set", names, words, nx=st.booleans(), px=st.sampled_from([None, 60_000])),
-    command("incr", st.just("number")),
-    command("exists", names),
     command("delete", names),
     command("expire", names, st.just(60)),
     command("ttl", names),
@@ -256,7 +254,6 @@ COMMANDS = st.one_of(
     command("xadd", names, st.just({"m": b"x", "n": 1}), id=identities, maxlen=st.none(), approximate=st.booleans()),
     command("xadd", names, st.just({"m": b"y"}), id=identities, maxlen=st.integers(0, 2), approximate=st.just(False)),
     command("xlen", names),
-    command("xtrim", names, maxlen=st.integers(0, 2), approximate=st.just(False)),
     command("xtrim", names, minid=identities, approximate=st.just(False)),
     command("xrange", names, ends, ends, count=counts),
     command("xrevrange", names, ends, ends, count=counts),
@@ -295,7 +292,7 @@ SCRIPTS = {
     "status is a table": "return redis.call('SET', KEYS[1], 'v').ok",
     "nil is false": "local v = redis.call('GET', 'none') return {type(v), tostring(v), v, 1}",
     "SET NX that did nothing": "redis.call('SET', KEYS[1], 'v') return {redis.call('SET', KEYS[1], 'w', 'NX'), 'x'}",
-    "integer": "return {redis.call('INCR', KEYS[1]) + 1, type(redis.call('INCR', KEYS[1]))}",
+    "integer": "return {redis.call('HSET', KEYS[1], 'a', 1) + 1, type(redis.call('HSET', KEYS[1], 'b', 1))}",
     "array": "redis.call('XADD', KEYS[1], '5-1', 'm', 'v')"
     " return redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)",
     "TIME": "local time = redis.call('TIME') return {#time, type(time[1]), time[1] * 1000000 + time[2] > 10^15}",
@@ -315,7 +312,7 @@ SCRIPTS = {
     "bytes": "return {KEYS[1] .. '\\0\\255', #ARGV[2]}",
     "keys and arguments": "return {#KEYS, #ARGV, KEYS[1], ARGV[1], ARGV[2], type(KEYS[2])}",
     "commands in lower case": "return redis.call('get', KEYS[1])",
-    "server": "return server.call('INCR', KEYS[1])",
+    "server": "return server.call('SET', KEYS[1], 'v')",
     # Errors of commands.
     "call raises": "redis.call('HSET', KEYS[1], 'a', '1') return redis.call('GET', KEYS[1])",
     "call ends the script": "redis.call('HSET', KEYS[1], 'a', '1') redis.call('GET', KEYS[1]) return 'unseen'",
@@ -324,7 +321,7 @@ SCRIPTS = {
     "pcall as a reply": "redis.call('HSET', KEYS[1], 'a', '1') return redis.pcall('GET', KEYS[1])",
     "Lua's pcall": "redis.call('HSET', KEYS[1], 'a', '1') return {pcall(redis.call, 'GET', KEYS[1])}",
     "raised again": "local r = redis.pcall('GET') error(r)",
-    "error code": "redis.call('SET', KEYS[1], 'x') return redis.pcall('INCR', KEYS[1]).err",
+    "error code": "redis.call('SET', KEYS[1], 'x') return redis.pcall('EXPIRE', KEYS[1], 'x').err",
     "small id": "redis.call('XADD', KEYS[1], '5-1', 'm', 'v') return redis.call('XADD', KEYS[1], '5-1', 'm', 'v')",
     "unknown command": "return redis.call('NOSUCH', 'x')",
     "too few arguments": "return redis.call('GET')",
@@ -355,9 +352,9 @@ SCRIPTS = {
     "hashes": "return {redis.call('HSET', KEYS[1], 'a', 1, 'b', 2), redis.call('HSETNX', KEYS[1], 'a', 3),"
     " redis.call('HSETNX', KEYS[1], 'c', 3), redis.call('HGET', KEYS[1], 'a'), redis.call('HGET', KEYS[1], 'z')}",
     "expiry": "redis.call('SET', KEYS[1], 'v', 'PX', 60000) return {redis.call('EXPIRE', KEYS[1], 60),"
-    " redis.call('EXPIRE', 'none', 60), redis.call('EXISTS', KEYS[1], 'none'), redis.call('DEL', KEYS[1], 'none')}",
+    " redis.call('EXPIRE', 'none', 60), redis.call('PERSIST', KEYS[1]), redis.call('PERSIST', KEYS[1])}",
     "trims": "for i = 1, 9 do redis.call('XADD', KEYS[1], 'MAXLEN', '~', 4096, i .. '-0', 'm', i) end"
-    " return {redis.call('XTRIM', KEYS[1], 'MINID', '3-0'), redis.call('XTRIM', KEYS[1], 'MAXLEN', 4),"
+    " return {redis.call('XTRIM', KEYS[1], 'MINID', '3-0'),"
     " redis.call('XTRIM', KEYS[1], 'MINID', '~', '9-0'), #redis.call('XREVRANGE', KEYS[1], '+', '-')}",
 }
 
@@ -384,11 +381,12 @@ def test_scripts_run_as_on_the_real_server(pair: Pair) -> None:
 
 async def test_scripts_must_be_loaded_again_after_the_server_was_killed(server):
     """EVALSHA fails in a process that has not loaded the script, without running anything; redis-py then loads it."""
-    sha = sha1(b"return redis.call('INCR', KEYS[1])").hexdigest()
+    script = "return redis.call('HSETNX', KEYS[1], 'a', 1)"
+    sha = sha1(script.encode()).hexdigest()
     async with raw(server) as client:
         with pytest.raises(NoScriptError):
             await client.evalsha(sha, 1, "k")
-        loaded = await client.script_load("return redis.call('INCR', KEYS[1])")
+        loaded = await client.script_load(script)
         assert (loaded if isinstance(loaded, str) else loaded.decode()) == sha
         assert await client.evalsha(sha, 1, "k") == 1
     await server.kill()
@@ -396,7 +394,7 @@ async def test_scripts_must_be_loaded_again_after_the_server_was_killed(server):
     async with raw(server) as client:
         with pytest.raises(NoScriptError):
             await client.evalsha(sha, 1, "k")
-        assert await client.register_script("return redis.call('INCR', KEYS[1])")(keys=["k"]) == 2
+        assert await client.register_script(script)(keys=["k"]) == 0  # what the first process has set is there
 
 
 # ---- what only time shows
@@ -441,7 +439,7 @@ async def test_disk_that_is_full_refuses_writes_until_memory_has_to_do():
     memory.data.disk_full = True
     with pytest.raises(ResponseError, match="MISCONF"):
         await client.set("k", "v")
-    assert await client.exists("k") == 0
+    assert await client.get("k") is None
     address = StoreAddress(url="redis://memory:1", password=PASSWORD, job="j", token="t", embedded=True)
     store = StoreClient(address, clock=SystemClock(), connection=client)
     assert (await store.acquire("a", 1.0))[0] == 1

@@ -67,9 +67,8 @@ class MemoryClient:
         self._parsers: dict[str, Callable[[Any], Any]] = dict(_PARSERS)
 
     ping, time, config_set = _command("ping"), _command("time"), _command("config_set")
-    exists, delete, expire, ttl = _command("exists"), _command("delete"), _command("expire"), _command("ttl")
-    get, set, incr = _command("get"), _command("set"), _command("incr")
-    hget, hgetall, hset = _command("hget"), _command("hgetall"), _command("hset")
+    get, set, delete, expire = _command("get"), _command("set"), _command("delete"), _command("expire")
+    hget, hgetall, hset, ttl = _command("hget"), _command("hgetall"), _command("hset"), _command("ttl")
     xadd, xlen, xtrim, xread = _command("xadd"), _command("xlen"), _command("xtrim"), _command("xread")
     evalsha, script_load = _command("evalsha"), _command("script_load")
     xrange, xrevrange, memory_usage = _command("xrange"), _command("xrevrange"), _command("memory_usage")

@@ -90,7 +90,6 @@ Word = str | bytes | int | float
 
 Hash = dict[bytes, bytes]
 
-WRITES = frozenset({"set", "incr", "hset", "expire", "persist", "delete", "xadd", "xtrim"})
 DISK_FULL = "MISCONF Errors writing to the AOF file: No space left on device"
 NOT_A_NUMBER = "value is not an integer or out of range"
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -145,9 +144,6 @@ class Keyspace:
             self.in_memory = value == "no"
         return True
 
-    def exists(self, *names: Word) -> int:
-        return sum(self._find(name) is not None for name in names)
-
     def delete(self, *names: Word) -> int:
         self._check_disk()
         return sum(self._drop(key_of(name)) for name in names if self._find(name) is not None)
@@ -191,16 +187,6 @@ class Keyspace:
         if px is not None:
             self._expires_ms[key] = self._now_ms() + px
         return True
-
-    def incr(self, name: Word, amount: int = 1) -> int:
-        self._check_disk()
-        value: bytes = self._of_kind(name, bytes) or b"0"
-        try:
-            number = int(value) + amount
-        except ValueError:
-            raise ResponseError(NOT_A_NUMBER) from None
-        self._values[key_of(name)] = encoded(number)
-        return number
 
     # ---- hashes
 
@@ -257,17 +243,9 @@ class Keyspace:
     def xlen(self, name: Word) -> int:
         return len(self._stream(name))
 
-    def xtrim(
-        self,
-        name: Word,
-        maxlen: int | None = None,
-        approximate: bool = True,
-        minid: Word | None = None,
-    ) -> int:
+    def xtrim(self, name: Word, minid: Word, approximate: bool = True) -> int:
         self._check_disk()
-        if maxlen is not None:
-            return self._stream(name).trim_to_length(maxlen, approximate)
-        return self._stream(name).trim_before(identity_of(encoded(minid or "-")), approximate)
+        return self._stream(name).trim_before(identity_of(encoded(minid)), approximate)
 
     def xrange(self, name: Word, min: Word = "-", max: Word = "+", count: int | None = None) -> list[Item]:
         items = self._stream(name).between(identity_of(encoded(min)), identity_of(encoded(max), END[0]))

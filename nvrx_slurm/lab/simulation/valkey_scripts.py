@@ -261,10 +261,9 @@ def _xadd(data: Keyspace, key: bytes, *words: bytes) -> bytes:
 
 
 def _xtrim(data: Keyspace, key: bytes, strategy: bytes, *words: bytes) -> int:
-    approximate, bound = words[0] == b"~", words[-1]
-    if strategy.upper() == b"MINID":
-        return data.xtrim(key, minid=bound, approximate=approximate)
-    return data.xtrim(key, maxlen=_number(bound), approximate=approximate)
+    if strategy.upper() != b"MINID":
+        raise ResponseError("syntax error")  # MAXLEN too: no script uses it
+    return data.xtrim(key, words[-1], approximate=words[0] == b"~")
 
 
 def _xrevrange(data: Keyspace, key: bytes, last: bytes, first: bytes, *count: bytes) -> list[Any]:
@@ -281,9 +280,6 @@ COMMANDS: dict[bytes, tuple[int, int, Callable[..., Any]]] = {
     b"TIME": (0, 0, _time),
     b"GET": (1, 1, Keyspace.get),
     b"SET": (2, MANY, _set),
-    b"INCR": (1, 1, Keyspace.incr),
-    b"DEL": (1, MANY, Keyspace.delete),
-    b"EXISTS": (1, MANY, Keyspace.exists),
     b"EXPIRE": (2, 2, lambda data, key, time_s: int(data.expire(key, _number(time_s)))),
     b"PERSIST": (1, 1, lambda data, key: int(data.persist(key))),
     b"HGET": (2, 2, Keyspace.hget),

@@ -138,9 +138,6 @@ class VirtualThread:
             self._joined.append(scheduler.ticket())
             scheduler.park(until)
 
-    def is_alive(self) -> bool:
-        return self.ident is not None and not self.is_done
-
     def _run(self) -> None:
         try:
             self._work()
@@ -588,9 +585,6 @@ class Substitution:
             scheduler.maybe_switch()
             return scheduler.now_s
 
-        def ident() -> int:
-            return 0 if scheduler.current is None else scheduler.current.ident or 0
-
         self.threading = SimpleNamespace(
             Lock=partial(VirtualLock, scheduler),
             RLock=partial(VirtualRLock, scheduler),
@@ -599,7 +593,6 @@ class Substitution:
             Thread=thread,
             current_thread=lambda: scheduler.current,
             main_thread=lambda: scheduler.current and scheduler.current.process.main,
-            get_ident=ident,
         )
         self.time = SimpleNamespace(
             monotonic=now,

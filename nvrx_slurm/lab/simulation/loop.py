@@ -38,7 +38,7 @@ class Owner(Protocol):
     running: bool
 
     def holds(self, handle: Handle) -> bool: ...
-    def on_signal(self, number: int, handle: Handle | None) -> None: ...
+    def on_signal(self, number: int, handler: Callable[[], object]) -> None: ...
 
 
 # Whose step this is. Tasks and callbacks inherit it with their context; without it a step is the world's own.
@@ -202,12 +202,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """For the process that calls. The world itself gets no signals."""
         if (owner := OWNER.get(None)) is None:
             raise RuntimeError("only a simulated process can handle signals: call it inside SimulatedProcess.run")
-        owner.on_signal(sig, Handle(callback, args, copy_context()))
-
-    def remove_signal_handler(self, sig: int) -> bool:
-        if (owner := OWNER.get(None)) is not None:
-            owner.on_signal(sig, None)
-        return owner is not None
+        owner.on_signal(sig, functools.partial(callback, *args))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._open:

@@ -34,7 +34,7 @@ class SimulatedProcess:
         self._loop = loop
         self._held: deque[Handle] = deque()
         self._steps_left: int | None = None  # until it freezes by itself
-        self._handlers: dict[int, Handle] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
         self._when_dead: list[Callable[[], object]] = []
         self._context = Context()
         self._context.run(OWNER.set, self)
@@ -114,12 +114,9 @@ class SimulatedProcess:
             self._held.append(handle)
         return True
 
-    def on_signal(self, number: int, handle: Handle | None) -> None:
-        """Its own handler for a signal, or none any more."""
-        if handle is None:
-            self._handlers.pop(number, None)
-        else:
-            self._handlers[number] = handle
+    def on_signal(self, number: int, handler: Callable[[], object]) -> None:
+        """Its own handler for a signal."""
+        self._handlers[number] = handler
 
     # ---- its life
 
@@ -139,11 +136,10 @@ class SimulatedProcess:
         self._die(code)
 
     def _deliver(self, number: int) -> None:
-        if (handler := self._handlers.get(number)) is None or handler.callback is None:
-            if number != signal.SIGTSTP:  # the process groups of a job are orphaned: it does not stop them
-                self._die(-number)
-        else:
-            handler.callback(*handler.args)
+        if (handler := self._handlers.get(number)) is not None:
+            handler()
+        elif number != signal.SIGTSTP:  # the process groups of a job are orphaned: it does not stop them
+            self._die(-number)
 
     def _die(self, code: int) -> None:
         if not self.alive:

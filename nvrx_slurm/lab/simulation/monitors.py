@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from nvrx_slurm.controller.controller import LATE_S
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, EXIT_NO_RESTART, EXIT_RETRY
@@ -32,7 +32,6 @@ from nvrx_slurm.journal.records import (
     NodeFenced,
     NodeIsolated,
     NodeJoined,
-    NodeReady,
     NodeUndrained,
     Progress,
     Quarantined,
@@ -118,8 +117,12 @@ class Promise(StrEnum):
     SOUND = "nothing crashes"
 
 
-class JournalMonitor:
-    """One promise about the journal. Says in one sentence what breaks it, each time that it is broken."""
+R = TypeVar("R", bound=Record)
+
+
+class JournalMonitor(Generic[R]):
+    """One promise about the journal, by records of the kinds R. Says in one sentence what breaks it, each time that
+    it is broken."""
 
     promise: ClassVar[Promise]
     watched: ClassVar[tuple[type[Record], ...]] = ()
@@ -129,8 +132,8 @@ class JournalMonitor:
     def __init__(self, history: JobHistory) -> None:
         self.history = history
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        """A record, before the model takes it in."""
+    def check(self, record: R, t: float) -> Iterator[str]:
+        """A record, before the model takes it in, and its time."""
         yield from ()
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
@@ -138,7 +141,7 @@ class JournalMonitor:
         yield from ()
 
 
-class FreshFacts(JournalMonitor):
+class FreshFacts(JournalMonitor[Record]):
     """What the journal has taken was new: of this generation, of the node's present agent, of the present cycle."""
 
     promise = Promise.FRESH
@@ -148,19 +151,10 @@ class FreshFacts(JournalMonitor):
         self._fenced: set[str] = set()
         self._joined: set[str] = set()
 
-    watched = (
-        *OF_A_CYCLE,
-        NodeReady,
-        NodeJoined,
-        *FromAgent.__subclasses__(),
-        NodeFenced,
-        Fence,
-        Attributed,
-        Signalled,
-    )
+    watched = (FromAgent, NodeFenced, Fence, Attributed, Signalled)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, record = self.history, entry.record
+    def check(self, record: Record, t: float) -> Iterator[str]:
+        history = self.history
         if isinstance(record, Fence):
             self._fenced.add(record.incarnation)
         elif isinstance(record, NodeFenced):
@@ -199,20 +193,19 @@ class FreshFacts(JournalMonitor):
                 yield f"cycle {replica.cycle} is {replica.state}, and this was taken: {fact}"
 
 
-class FailuresAnswered(JournalMonitor):
+class FailuresAnswered(JournalMonitor[WorkersDone]):
     """The first failure of a cycle opens the next rendezvous, or ends the replica or the job, in the same commit; no
     rendezvous opens otherwise. Some nodes done for `exit_skew`, and others not, is a failure too, when it is due."""
 
     promise = Promise.FAILURES
     watched = (WorkersDone,)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        done, skew_s = entry.record, self.history.bounds.hang.exit_skew
-        assert isinstance(done, WorkersDone)
+    def check(self, done: WorkersDone, t: float) -> Iterator[str]:
+        skew_s = self.history.bounds.hang.exit_skew
         begun = self.history.replicas[done.replica].first_done_at
         if skew_s is None or begun is None or self.history.shutdown is not None:
             return
-        late_s = entry.t - begun - skew_s
+        late_s = t - begun - skew_s
         if late_s > SLACK_S and late_s > SLACK_S + self.outage_s():
             yield f"{done.node} was done {late_s:.3f} s after exit_skew was over, and had not failed: {done}"
 
@@ -245,22 +238,21 @@ class FailuresAnswered(JournalMonitor):
             yield f"the job had to end with this failure: {step.fact}"
 
 
-class RestartsDecided(JournalMonitor):
+class RestartsDecided(JournalMonitor[RestartDecided]):
     """Each failure is decided once; the decision and the budget left are those that the plan's limits give, counted
     from the journal."""
 
     promise = Promise.BUDGET
     watched = (RestartDecided,)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, decided = self.history, entry.record
-        assert isinstance(decided, RestartDecided)
+    def check(self, decided: RestartDecided, t: float) -> Iterator[str]:
+        history = self.history
         failure = history.failures.get((decided.replica, decided.cycle))
         if failure is None or failure.decided:
             yield f"no failure was open that this decides: {decided}"
             return
         replica = history.replicas[decided.replica]
-        action, by, restarts_left = self._expected(replica, failure, entry.t)
+        action, by, restarts_left = self._expected(replica, failure, t)
         if (decided.action, decided.by) != (action, by):
             yield f"{action} by {by} had to be decided, and this was: {decided}"
         elif decided.restarts_left != restarts_left:
@@ -297,34 +289,33 @@ class RestartsDecided(JournalMonitor):
         return float(min(plan.max, plan.initial * 2 ** min(crashes - plan.after, MOST_DOUBLINGS)))
 
 
-class CausesSettled(JournalMonitor):
+class CausesSettled(JournalMonitor[RestartDecided | RendezvousClosed]):
     """A decision names the best evidence: of what is no lost connection to a peer, the first that happened."""
 
     promise = Promise.CAUSE
     watched = (RestartDecided, RendezvousClosed)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        record, failures = entry.record, self.history.failures
+    def check(self, record: RestartDecided | RendezvousClosed, t: float) -> Iterator[str]:
+        failures = self.history.failures
         if isinstance(record, RendezvousClosed):
             for failure in failures.values():
                 if record.replica in failure.held and failure.settles and not failure.decided:
                     yield f"{record.replica} closed before the failure of {failure.replica} was decided"
             return
-        assert isinstance(record, RestartDecided)
         about = failures.get((record.replica, record.cycle))
         if about is not None and about.node and (record.node, record.rank) != (about.node, about.rank):
             yield f"{about.node} (rank {about.rank}) was the cause, and this was decided: {record}"
 
 
-class UserRequests(JournalMonitor):
+class UserRequests(JournalMonitor[NodeUndrained | RendezvousClosed | Shutdown]):
     """A user's request is refused where its rules say so, and only there; a drained node gets no ranks; a drain is
     taken back only for a rendezvous that lacks nodes, and before the job ends for want of them."""
 
     promise = Promise.REQUESTS
     watched = (NodeUndrained, RendezvousClosed, Shutdown)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, record = self.history, entry.record
+    def check(self, record: NodeUndrained | RendezvousClosed | Shutdown, t: float) -> Iterator[str]:
+        history = self.history
         if isinstance(record, RendezvousClosed):
             if drained := history.drained.intersection(record.nodes):
                 yield f"{sorted(drained)} had been drained, and got ranks: {record}"
@@ -363,7 +354,7 @@ class UserRequests(JournalMonitor):
             yield f"{sorted(request.restarts)} had to restart, and {sorted(ordered)} did, for {fact}"
 
 
-class Preemptions(JournalMonitor):
+class Preemptions(JournalMonitor[Record]):
     """A job that was requeued more often than `max_preemptions` ends at once."""
 
     promise = Promise.BUDGET
@@ -377,32 +368,31 @@ class Preemptions(JournalMonitor):
             yield f"requeued {len(history.requeued_at)} times, {allowance}, and this followed: {step.decisions}"
 
 
-class Verdicts(JournalMonitor):
+class Verdicts(JournalMonitor[AttributionJudged | RestartDecided | RendezvousClosed]):
     """The answers about a failure are read once, all or in time, by the plan's aggregation; a STOP acts only if the
     run is not dry and nothing has been decided before."""
 
     promise = Promise.VERDICT
     watched = (AttributionJudged, RestartDecided, RendezvousClosed)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, record = self.history, entry.record
+    def check(self, record: AttributionJudged | RestartDecided | RendezvousClosed, t: float) -> Iterator[str]:
+        history = self.history
         if isinstance(record, RendezvousClosed):
             for failure in history.failures.values():
                 if record.replica in failure.held and failure.waits and not failure.decided:
                     yield f"{record.replica} closed before the failure of {failure.replica} was decided"
             return
-        assert isinstance(record, AttributionJudged | RestartDecided)
         about = history.failures.get((record.replica, record.cycle))
         if about is None:
             yield f"no failure was open that this is about: {record}"
         elif isinstance(record, RestartDecided):
-            if about.waits and not is_settled(history, about, entry.t):
+            if about.waits and not is_settled(history, about, t):
                 yield f"answers were to be waited for until {about.due_at}, and this was decided: {record}"
         else:
             if about.judged:
                 yield f"the answers about {record.replica} cycle {record.cycle} were read twice"
             verdict = verdict_of(history, about)
-            over = entry.t >= about.due_at or len(about.answers) == len(history.bounds.attribution.sources)
+            over = t >= about.due_at or len(about.answers) == len(history.bounds.attribution.sources)
             if record.verdict != verdict:
                 yield f"the answers come to {verdict}, and were read as this: {record}"
             acts = verdict is Verdict.STOP and about.waits and not about.decided and history.shutdown is None
@@ -412,16 +402,15 @@ class Verdicts(JournalMonitor):
                 yield f"answers were still to come: {record}"
 
 
-class LateNodes(JournalMonitor):
+class LateNodes(JournalMonitor[Fence]):
     """A node that is late for its rendezvous keeps its ranks until its teardown's grace and the last call are over,
     or the join timeout has passed."""
 
     promise = Promise.LATE
     watched = (Fence,)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, fence = self.history, entry.record
-        assert isinstance(fence, Fence)
+    def check(self, fence: Fence, t: float) -> Iterator[str]:
+        history = self.history
         node = history.nodes.get(fence.node)
         if node is None or not node.is_here or (replica_id := history.wanted.get(fence.node)) is None:
             return
@@ -431,40 +420,38 @@ class LateNodes(JournalMonitor):
         earliest, known_s = replica.called_at + has_s, history.committed_at - replica.committed_at
         if known_s < has_s - UNKNOWN_S:
             yield f"{fence.node} could read for {known_s:.3f} s that {replica_id} waits for it, and was fenced"
-        elif entry.t < earliest:
-            yield f"{fence.node} had {earliest - entry.t:.3f} s left to be ready for {replica_id}, and was fenced"
+        elif t < earliest:
+            yield f"{fence.node} had {earliest - t:.3f} s left to be ready for {replica_id}, and was fenced"
 
 
-class RanksGivenAway(JournalMonitor):
+class RanksGivenAway(JournalMonitor[RendezvousClosed]):
     """No rendezvous closes while workers of a lost node of its last cycle may live: their death is proven, the node
     has joined again, or the bound for a node that is out of touch has passed."""
 
     promise = Promise.GIVEN_AWAY
     watched = (RendezvousClosed,)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        closed = entry.record
-        assert isinstance(closed, RendezvousClosed)
+    def check(self, closed: RendezvousClosed, t: float) -> Iterator[str]:
         for name, until in self.history.replicas[closed.replica].unproven.items():
-            if entry.t < until:
+            if t < until:
                 yield f"{closed.replica} cycle {closed.cycle} closed, and workers on {name} may live"
 
 
-class Sizes(JournalMonitor):
+class Sizes(JournalMonitor[RendezvousClosed | Shutdown]):
     """A rendezvous closes with all of its nodes, or with at least `min_nodes` once no more can come; survivors keep
     their seats; the job stops for want of nodes only if they are too few."""
 
     promise = Promise.SIZE
     watched = (RendezvousClosed, Shutdown)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, record = self.history, entry.record
+    def check(self, record: RendezvousClosed | Shutdown, t: float) -> Iterator[str]:
+        history = self.history
         if isinstance(record, RendezvousClosed):
             replica = history.replicas[record.replica]
             if replica.state != "open" or replica.cycle != record.cycle:
                 yield f"{record.replica} cycle {record.cycle} was closed and not open"
                 return
-            yield from self._check_closed(replica, record, entry.t)
+            yield from self._check_closed(replica, record, t)
         elif isinstance(record, Shutdown) and record.exit_code == EXIT_RETRY:
             if isinstance(history.step.fact, Signalled):
                 return
@@ -475,7 +462,7 @@ class Sizes(JournalMonitor):
                 for replica in history.replicas.values()
                 if replica.state == "open"
                 and history.have(replica) < (replica.role.min_nodes or replica.role.nodes_per_replica)
-                and not self._may_grow(replica, entry.t)
+                and not self._may_grow(replica, t)
             )
             if next(short, None) is None:
                 yield f"every rendezvous had nodes enough, or more could come: {record}"
@@ -513,7 +500,7 @@ class Sizes(JournalMonitor):
                     yield f"{what}: {name} was here, and {closed.nodes[seat]} has got its ranks"
 
 
-class ClosesAtOnce(JournalMonitor):
+class ClosesAtOnce(JournalMonitor[Record]):
     """A rendezvous with nodes enough closes in the very commit in which nothing is left to wait for: no preferred
     node, no proof of a death, no decision on a failure, no pause."""
 
@@ -537,7 +524,7 @@ class ClosesAtOnce(JournalMonitor):
                 yield f"{replica.id} cycle {replica.cycle} had all it waited for, and stays open after {step.fact}"
 
 
-class QuarantinedNodes(JournalMonitor):
+class QuarantinedNodes(JournalMonitor[Record]):
     """A node that comes back after `quarantine_after` losses is quarantined, and no other."""
 
     promise = Promise.QUARANTINE
@@ -550,41 +537,38 @@ class QuarantinedNodes(JournalMonitor):
             yield f"{sorted(due)} had to be quarantined, and {sorted(decided)} was, after {step.fact}"
 
 
-class RendezvousBounds(JournalMonitor):
+class RendezvousBounds(JournalMonitor[RendezvousClosed]):
     """An open rendezvous closes, or the job ends, within the bounds that the plan gives it."""
 
     promise = Promise.BOUND
     watched = (RendezvousClosed,)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        closed, bounds = entry.record, self.history.bounds
-        assert isinstance(closed, RendezvousClosed)
+    def check(self, closed: RendezvousClosed, t: float) -> Iterator[str]:
+        bounds = self.history.bounds
         late_s = max(bounds.rendezvous.join_timeout, bounds.teardown.grace + bounds.rendezvous.last_call)
         decided_s = bounds.attribution.decision_timeout if bounds.attribution.acts else 0.0
         most_s = late_s + bounds.gives_away_after_s + max(decided_s, bounds.backoff.max) + SLACK_S
-        took_s = entry.t - self.history.replicas[closed.replica].called_at  # again, where the store has lost its data
+        took_s = t - self.history.replicas[closed.replica].called_at  # again, where the store has lost its data
         if took_s > most_s and took_s > (most_s := most_s + self.outage_s()):
             yield f"{closed.replica} cycle {closed.cycle} was open for {took_s:.3f} s, of {most_s:.3f} s"
 
 
-class RecoveriesRecorded(JournalMonitor):
+class RecoveriesRecorded(JournalMonitor[Recovered | FirstStepReached]):
     """A recovery is recorded in the commit in which the last node reports that its workers run, and again with the
     last node's first step; each once a cycle. Its phases add up to the time since the failure was noticed."""
 
     promise = Promise.RECOVERY
     watched = (Recovered, FirstStepReached)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        record = entry.record
-        assert isinstance(record, Recovered | FirstStepReached)
+    def check(self, record: Recovered | FirstStepReached, t: float) -> Iterator[str]:
         replica, phases = self.history.replicas[record.replica], record.phases
         # From here on the model has each moment; how long before the failure was noticed only its reporter knows.
         took_s = record.total_s - phases["decided"]
         is_sum = near(sum(phases.values()), record.total_s) and min(phases.values()) >= 0.0
-        if not is_sum or not near(took_s, entry.t - replica.opened_at):
-            yield f"{entry.t - replica.opened_at:g} s after its rendezvous opened this was recorded: {record}"
-        elif isinstance(record, FirstStepReached) and not near(phases["first_step"], entry.t - replica.recovered_at):
-            yield f"{entry.t - replica.recovered_at:g} s after all ran this was recorded: {record}"
+        if not is_sum or not near(took_s, t - replica.opened_at):
+            yield f"{t - replica.opened_at:g} s after its rendezvous opened this was recorded: {record}"
+        elif isinstance(record, FirstStepReached) and not near(phases["first_step"], t - replica.recovered_at):
+            yield f"{t - replica.recovered_at:g} s after all ran this was recorded: {record}"
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         if not isinstance(step.fact, WorkersStarted | Progress):
@@ -602,15 +586,15 @@ def near(one_s: float, other_s: float) -> bool:
     return math.isclose(one_s, other_s, abs_tol=1e-5)
 
 
-class Endings(JournalMonitor):
+class Endings(JournalMonitor[ReplicaEnded | Shutdown | JobEnded]):
     """A replica is done when all of its nodes are; the job is when all replicas have ended; it ends when every node
     has left, or the time for that is up."""
 
     promise = Promise.ENDING
     watched = (ReplicaEnded, Shutdown, JobEnded)
 
-    def check(self, entry: Entry) -> Iterator[str]:
-        history, record = self.history, entry.record
+    def check(self, record: ReplicaEnded | Shutdown | JobEnded, t: float) -> Iterator[str]:
+        history = self.history
         match record:
             case ReplicaEnded(outcome="done"):
                 replica = history.replicas[record.replica]
@@ -636,8 +620,8 @@ class Endings(JournalMonitor):
                 here = [name for name, node in history.nodes.items() if node.is_here]
                 if sorted(record.missing) != sorted(here):
                     yield f"{sorted(here)} had not left, and the end names {sorted(record.missing)}"
-                if here and entry.t < history.shut_down_at + within_s:
-                    yield f"the job ended {entry.t - history.shut_down_at:.3f} s after its shutdown without {here}"
+                if here and t < history.shut_down_at + within_s:
+                    yield f"the job ended {t - history.shut_down_at:.3f} s after its shutdown without {here}"
 
 
 def count_used(times: list[float], allowance: Allowance, now: float) -> int:
@@ -662,10 +646,7 @@ class JournalMonitors:
         for monitor in self.monitors:
             monitor.outage_s = outage_s
         self._of_steps = [each for each in self.monitors if type(each).step_over is not JournalMonitor.step_over]
-        self._of_records: dict[type[Any], list[JournalMonitor]] = {}
-        for monitor in self.monitors:
-            for kind in set(monitor.watched):
-                self._of_records.setdefault(kind, []).append(monitor)
+        self._of_records: dict[type[Record], list[JournalMonitor[Any]]] = {}
         self._begun = self._is_broken = False
         self.broken_by: str | None = None  # the monitor that has seen a broken promise
 
@@ -679,12 +660,17 @@ class JournalMonitors:
             return
         self.history.committed_at = committed_at
         try:
-            for monitor in self._of_records.get(type(entry.record), ()):
-                self._report(monitor, monitor.check(entry))
+            for monitor in self._watching(type(entry.record)):
+                self._report(monitor, monitor.check(entry.record, entry.t))
             self.history.apply(entry)
         except KeyError as error:  # of a node, replica or failure that the model does not have
             self._is_broken = True
             self._broken(Promise.JOURNAL, f"{error} is unknown, and this names it: {entry.record}")
+
+    def _watching(self, kind: type[Record]) -> list[JournalMonitor[Any]]:
+        if (watching := self._of_records.get(kind)) is None:
+            watching = self._of_records[kind] = [each for each in self.monitors if issubclass(kind, each.watched)]
+        return watching
 
     def complete(self) -> None:
         """A commit is over: no decision of its last fact is still to come."""
@@ -693,7 +679,7 @@ class JournalMonitors:
                 self._report(monitor, monitor.step_over(self.history.step))
         self._begun = False
 
-    def _report(self, monitor: JournalMonitor, sentences: Iterable[str]) -> None:
+    def _report(self, monitor: JournalMonitor[Any], sentences: Iterable[str]) -> None:
         for sentence in sentences:
             self._is_broken, self.broken_by = True, type(monitor).__name__
             self._broken(monitor.promise, sentence)

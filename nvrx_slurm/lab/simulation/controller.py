@@ -86,44 +86,44 @@ class SimulatedEnvironment:
     """For one controller process."""
 
     def __init__(self, run: SimulationRun, process: SimulatedProcess, pid: int) -> None:
-        self._run, self._process = run, process
+        self.run, self.process = run, process
         self.host, self.pid = run.HOST, pid
         self.files = JobFiles(Path("/simulated"))
         self.mirror = SimulatedMirror(run.copy)
 
     def read_copy(self) -> list[Entry]:
-        return in_order(self._run.copy)
+        return in_order(self.run.copy)
 
     def write_result(self, result: Result) -> None:
-        self._run.result = result
+        self.run.result = result
 
     def liveness_server(self, token: str, alive: NodeCallback, lost: NodeCallback) -> SimulatedLivenessServer:
         def heard(node: str, incarnation: str) -> None:
-            if self._run.contact.listens(self.pid):
-                self._run.contact.heard(incarnation)
+            if self.run.contact.listens(self.pid):
+                self.run.contact.heard(incarnation)
             alive(node, incarnation)
 
-        return SimulatedLivenessServer(self._run, self._process, self.pid, token, heard, lost)
+        return SimulatedLivenessServer(self, token, heard, lost)
 
     def attribution_broker(self, answered: Answered) -> SimulatedBroker:
-        return SimulatedBroker(self._run, self._process, answered)
+        return SimulatedBroker(self.run, self.process, answered)
 
     async def is_dead(
         self, addr: str, port: int, message: bytes, within_s: float, *, pause_s: float = FIRST_PAUSE_S
     ) -> bool:
-        channel = self._run.sockets.dial(self.host, addr, port)
+        channel = self.run.sockets.dial(self.host, addr, port)
         return await send_fence(channel, message, within_s, pause_s)
 
     async def node_state(self, node: str) -> SlurmNode | None:
         await asyncio.sleep(SLURM_ANSWERS_S)
-        return SlurmNode(node, "IDLE" if self._run.nodes[node].has_power else "DOWN*")
+        return SlurmNode(node, "IDLE" if self.run.nodes[node].has_power else "DOWN*")
 
     async def signalled_job(self, job_id: str, generation: int) -> SlurmJob | None:
         await asyncio.sleep(SLURM_ANSWERS_S)
         return SlurmJob(preempted=False, has_grace=False, may_requeue=False)
 
     def on_signal(self, number: signal.Signals, callback: Callable[[signal.Signals], None]) -> None:
-        self._run.loop.add_signal_handler(number, callback, number)
+        self.run.loop.add_signal_handler(number, callback, number)
 
     def report_node(self, node: str, *, is_lost: bool) -> None:
         """Only the batch host of a Slurm would start an agent: here the adversary brings nodes back."""
@@ -133,21 +133,16 @@ class SimulatedLivenessServer(LivenessServer):
     """The product's, on simulated sockets."""
 
     def __init__(
-        self,
-        run: SimulationRun,
-        process: SimulatedProcess,
-        pid: int,
-        token: str,
-        alive: NodeCallback,
-        lost: NodeCallback,
+        self, environment: SimulatedEnvironment, token: str, alive: NodeCallback, lost: NodeCallback
     ) -> None:
         super().__init__(token, alive, lost)
-        self._run, self._process, self._pid = run, process, pid
+        self._environment = environment
         self._stop_listening: Callable[[], object] = lambda: None
 
     async def start(self, bind: str) -> int:
-        self._run.contact.lease_taken(self._pid)  # a controller listens once it has the lease
-        listener = self._run.sockets.listen(self._run.HOST, self._process, self.protocol)
+        its = self._environment
+        its.run.contact.lease_taken(its.pid)  # a controller listens once it has the lease
+        listener = its.run.sockets.listen(its.host, its.process, self.protocol)
         self.port, self._stop_listening = listener.port, listener.close
         return self.port
 

@@ -33,6 +33,7 @@ from nvrx_slurm.lab.simulation.aims import BEFORE, UNANSWERED, Aim, draw_aim
 from nvrx_slurm.lab.simulation.intruder import copy_order, forge_connection, forge_record, post_outside
 from nvrx_slurm.lab.simulation.network import NetworkFault, apart
 from nvrx_slurm.lab.simulation.shapes import Shape
+from nvrx_slurm.lab.simulation.store import CommitFault
 
 if TYPE_CHECKING:
     from nvrx_slurm.lab.simulation.node import SimulatedNode
@@ -554,7 +555,7 @@ KINDS: dict[str, Kind] = {
         5,
         CHOOSES,
         lambda run, act: run.store.at_commit(
-            after=act.number // 3 % 5, moment=act.number % 3, do=lambda: _kill(run.controller)
+            CommitFault(after=act.number // 3 % 5, moment=act.number % 3, do=lambda: _kill(run.controller))
         ),
     ),
     "freeze_controller": Kind(
@@ -566,11 +567,13 @@ KINDS: dict[str, Kind] = {
         4,
         LASTS | CHOOSES,
         lambda run, act: run.store.at_commit(
-            after=act.number // 4 % 5,
-            moment=act.number % 4,
-            do=lambda: _overtake(run, act),
-            late_by=act.number // 20 % 3,
-            can_happen=lambda: run.contact.newest_leads,
+            CommitFault(
+                after=act.number // 4 % 5,
+                moment=act.number % 4,
+                do=lambda: _overtake(run, act),
+                late_by=act.number // 20 % 3,
+                can_happen=lambda: run.contact.newest_leads,
+            )
         ),
     ),
     "break_commit": Kind(
@@ -578,7 +581,7 @@ KINDS: dict[str, Kind] = {
         2,
         CHOOSES,
         lambda run, act: run.store.at_commit(
-            after=act.number // 2 % 5, moment=(BEFORE, UNANSWERED)[act.number % 2], do=lambda: None
+            CommitFault(after=act.number // 2 % 5, moment=(BEFORE, UNANSWERED)[act.number % 2])
         ),
     ),
     "restart_store": Kind(

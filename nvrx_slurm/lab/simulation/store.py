@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b, sha1
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,15 @@ SHUTDOWN, RENDEZVOUS_KEYS = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
-class _CommitFault:
+class CommitFault:
+    """What happens at the first commit that this `can_happen` to, `after` so many more: `do` something to the
+    controller. A LATE commit arrives `late_by` commits after the take-over of the next."""
+
     after: int
     moment: int
-    do: Callable[[], object]
-    late_by: int
-    can_happen: Callable[[], bool]
+    do: Callable[[], object] = lambda: None
+    late_by: int = 0
+    can_happen: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class WatchedStore(MemoryServer):
         self._job, self._loop, self._promises, self._aims = run, run.loop, run.promises, run.aims
         self._service = Service(run.network, run.HOST)
         self._is_removed = self._has_lost_data = False
-        self._faults: list[_CommitFault] = []
+        self._faults: list[CommitFault] = []
         self._sent: Command | None = None  # the last commit that the aimed acts saw coming
         self._commits = 0
         self._late: list[_LateCommit] = []
@@ -108,17 +111,9 @@ class WatchedStore(MemoryServer):
         self._is_removed = False
         self._begin_again()
 
-    def at_commit(
-        self,
-        after: int,
-        moment: int,
-        do: Callable[[], object],
-        late_by: int = 0,
-        can_happen: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """At the first commit that this `can_happen` to, after so many more, `do` something to the controller. A LATE
-        one arrives `late_by` commits after the take-over of the next."""
-        self._faults.append(_CommitFault(self._commits + after, moment, do, late_by, can_happen))
+    def at_commit(self, fault: CommitFault) -> None:
+        """From now on."""
+        self._faults.append(replace(fault, after=self._commits + fault.after))
 
     def _lose_data(self) -> None:
         self.lose_data()

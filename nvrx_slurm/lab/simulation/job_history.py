@@ -12,48 +12,7 @@ from itertools import islice
 from typing import Literal
 
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.journal.records import (
-    Attributed,
-    AttributionAsked,
-    AttributionJudged,
-    ControllerStarted,
-    Decision,
-    DecisionsLate,
-    DrainAsked,
-    Entry,
-    Fact,
-    Fence,
-    FirstStepReached,
-    FromAgent,
-    JobEnded,
-    JobResumed,
-    JobStarted,
-    JobSuspended,
-    NodeDrained,
-    NodeFenced,
-    NodeIsolated,
-    NodeJoined,
-    NodeLeft,
-    NodeLost,
-    NodeReady,
-    NodeResumed,
-    NodeUndrained,
-    Progress,
-    Recovered,
-    RendezvousClosed,
-    RendezvousOpened,
-    ReplicaEnded,
-    RestartAsked,
-    RestartDecided,
-    Shutdown,
-    StoreDataLost,
-    Tick,
-    UndrainAsked,
-    WorkerFailed,
-    WorkerHung,
-    WorkersDone,
-    WorkersStarted,
-)
+from nvrx_slurm.journal import records
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
 
 RESTARTS = ("restart_replica", "restart_job")
@@ -131,7 +90,7 @@ class ReplicaHistory:
     """Nodes whose workers of this cycle run, or have run."""
     stepped: set[str] = field(default_factory=set)
     """Nodes that have reported a step of it."""
-    recorded: list[type[Decision]] = field(default_factory=list)
+    recorded: list[type[records.Decision]] = field(default_factory=list)
     """Which records of its recovery the journal has."""
     recovered_at: float = 0.0
     done: set[str] = field(default_factory=set)
@@ -179,11 +138,11 @@ class UserRequestHistory:
 class HistoryStep:
     """A fact, and the decisions that the journal has after it."""
 
-    fact: Fact
+    fact: records.Fact
     t: float
     failures: list[FailureHistory] = field(default_factory=list)
     """Which failures the fact reports, or makes due."""
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[records.Decision] = field(default_factory=list)
     request: UserRequestHistory | None = None
     begin_again: frozenset[str] = frozenset()
     """The replicas that ran when the store had lost its data."""
@@ -211,13 +170,13 @@ class JobHistory:
         self.requests: set[str] = set()
         self.drained: set[str] = set()
         self.leaving: dict[str, str] = {}  # drained nodes → the replica whose rendezvous has yet to replace them
-        self.shutdown: Shutdown | None = None
+        self.shutdown: records.Shutdown | None = None
         self.shut_down_at = 0.0
         self.behind_until = -math.inf
         self.committed_at = -math.inf  # the latest entry, by the run's time; or that is not known
         self.ended = False
         self.suspended = False
-        self.step = HistoryStep(JobStarted(job="", name="", expected=()), 0.0)
+        self.step = HistoryStep(records.JobStarted(job="", name="", expected=()), 0.0)
 
     def spares(self) -> list[NodeHistory]:
         return [node for node in self.nodes.values() if node.place == "spare"]
@@ -229,19 +188,19 @@ class JobHistory:
     def is_evidence_against(self, node: str) -> bool:
         return node in self.blamed or node in self.suspects
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: records.Entry) -> None:
         """Take the next entry in."""
         record, self.t = entry.record, entry.t
-        if isinstance(record, Fact):
+        if isinstance(record, records.Fact):
             self.step = HistoryStep(record, entry.t)
             self._apply_fact(record)
-            if isinstance(record, FromAgent) and (node := self.nodes.get(record.node)) is not None:
+            if isinstance(record, records.FromAgent) and (node := self.nodes.get(record.node)) is not None:
                 node.seq = max(node.seq, record.seq)
             # The time of any fact may be past that deadline; but facts that arrived while no controller ran, or
             # while it stood still, and so have the time at which it went on, come before it.
-            if isinstance(record, ControllerStarted | DecisionsLate | JobResumed):
+            if isinstance(record, records.ControllerStarted | records.DecisionsLate | records.JobResumed):
                 self.behind_until = self.t
-            elif isinstance(record, Tick) or self.t > self.behind_until:
+            elif isinstance(record, records.Tick) or self.t > self.behind_until:
                 self._end_exit_skew()
                 if not self._stops(record):
                     self._blame_late()
@@ -251,11 +210,11 @@ class JobHistory:
 
     # ---- facts
 
-    def _apply_fact(self, fact: Fact) -> None:
+    def _apply_fact(self, fact: records.Fact) -> None:
         match fact:
-            case JobStarted():
+            case records.JobStarted():
                 self._start(fact)
-            case NodeJoined():
+            case records.NodeJoined():
                 node = self.nodes.setdefault(fact.node, NodeHistory(fact.node))
                 self.called_back.discard(node.name)
                 if node.is_here:
@@ -268,34 +227,34 @@ class JobHistory:
                 else:
                     node.place = "quarantined"
                     self._forget(node)
-            case NodeReady():
+            case records.NodeReady():
                 replica = self.replicas[fact.replica]
                 if replica.state == "open":
                     replica.report(fact.step)
                 self._arrive(self.nodes[fact.node])
-            case WorkersStarted():
+            case records.WorkersStarted():
                 self.replicas[fact.replica].started.add(fact.node)
-            case Progress():
+            case records.Progress():
                 self.replicas[fact.replica].report(fact.step, first=True)
                 self.replicas[fact.replica].stepped.add(fact.node)
-            case WorkerFailed() | WorkerHung():
-                at, lost = self.t - fact.ago_s, isinstance(fact, WorkerFailed) and fact.peer_lost
-                hung, limit_s = (True, fact.limit_s) if isinstance(fact, WorkerHung) else (False, None)
+            case records.WorkerFailed() | records.WorkerHung():
+                at, lost = self.t - fact.ago_s, isinstance(fact, records.WorkerFailed) and fact.peer_lost
+                hung, limit_s = (True, fact.limit_s) if isinstance(fact, records.WorkerHung) else (False, None)
                 about = (at, fact.rank, fact.step, fact.node)
                 self._fail(fact.replica, "worker", *about, is_symptom=lost, hung=hung, limit_s=limit_s)
-            case NodeIsolated():
+            case records.NodeIsolated():
                 self._fail(fact.replica, "node", self.t, None, None, fact.node)
-            case WorkersDone():
+            case records.WorkersDone():
                 replica = self.replicas[fact.replica]
                 replica.done.add(fact.node)
                 replica.first_done_at = self.t if replica.first_done_at is None else replica.first_done_at
                 if replica.done.issuperset(replica.nodes):
                     replica.state = "ended"
-            case NodeLeft():
+            case records.NodeLeft():
                 node = self.nodes[fact.node]
                 node.deaths = max(node.deaths, self.bounds.quarantine_after) if fact.survivors else node.deaths
                 self._depart(node, self.t, fact.step)
-            case NodeLost():
+            case records.NodeLost():
                 node = self.nodes[fact.node]
                 node.deaths += 1
                 if node.place == "active" and node.replica is not None and fact.safe_after_s > 0.0:
@@ -304,27 +263,27 @@ class JobHistory:
                 if fact.cause == "heartbeat_timeout" or fact.safe_after_s:  # it was heard until so long ago
                     began = self.t - max(0.0, self.bounds.gives_away_after_s - fact.safe_after_s)
                 self._depart(node, noticed, fact.step, began)
-            case NodeFenced():
+            case records.NodeFenced():
                 if self.nodes[fact.node].incarnation == fact.incarnation:
                     self._is_safe(fact.node)
-            case RestartAsked() | DrainAsked() | UndrainAsked():
+            case records.RestartAsked() | records.DrainAsked() | records.UndrainAsked():
                 self.step.request = self._ask(fact)
-            case NodeResumed():
+            case records.NodeResumed():
                 if self.nodes[fact.node].grant == fact.suspension:
                     self.nodes[fact.node].grant = None
-            case JobResumed():
+            case records.JobResumed():
                 self.suspended = False
                 self._move(fact.stood_still_s)
-            case DecisionsLate():
+            case records.DecisionsLate():
                 self._commit_late(fact.since)
-            case StoreDataLost():
+            case records.StoreDataLost():
                 self._lose_store_data(fact)
-            case Attributed():
+            case records.Attributed():
                 failure = self.failures.get((fact.replica, fact.cycle))
                 if failure is not None:
                     failure.answers.setdefault(fact.attribution.source, fact.attribution)
 
-    def _lose_store_data(self, fact: StoreDataLost) -> None:
+    def _lose_store_data(self, fact: records.StoreDataLost) -> None:
         """All agents that are here join again, and nodes keep their ranks in the next cycle if they do."""
         if fact.generation != self.generation or self.shutdown is not None:
             return
@@ -364,7 +323,7 @@ class JobHistory:
                 node: until + late_s if until >= fenced_by else until for node, until in replica.unproven.items()
             }
 
-    def _ask(self, fact: RestartAsked | DrainAsked | UndrainAsked) -> UserRequestHistory:
+    def _ask(self, fact: records.RestartAsked | records.DrainAsked | records.UndrainAsked) -> UserRequestHistory:
         """What must come of a request."""
         if fact.request in self.requests:
             return UserRequestHistory(is_copy=True)
@@ -372,12 +331,12 @@ class JobHistory:
         if fact.generation != self.generation or self.shutdown is not None:
             return UserRequestHistory()
         running = {each.id: each for each in self.replicas.values() if each.state == "running"}
-        if isinstance(fact, RestartAsked):
+        if isinstance(fact, records.RestartAsked):
             chosen = {name for name, cycle in fact.cycles.items() if name in running and running[name].cycle == cycle}
             restarts = frozenset().union(*(self._with(self.replicas[name]) for name in chosen))
             return UserRequestHistory(refused=not chosen, restarts=restarts)
         node = self.nodes.get(fact.node)
-        if node is None or isinstance(fact, UndrainAsked):
+        if node is None or isinstance(fact, records.UndrainAsked):
             return UserRequestHistory(refused=node is None or node.name not in self.drained)
         if node.name in self.drained:
             return UserRequestHistory(refused=False)
@@ -439,7 +398,7 @@ class JobHistory:
             failure.first_noticed += by_s
             failure.due_at += by_s
 
-    def _start(self, fact: JobStarted) -> None:
+    def _start(self, fact: records.JobStarted) -> None:
         self.generation, self.started_at = fact.generation, self.t
         self.nodes = {name: NodeHistory(name) for name in fact.expected}
         self.wanted, self.failures, self.suspects = {}, {}, set(fact.suspects)
@@ -509,9 +468,9 @@ class JobHistory:
                 if known.is_symptom and self.nodes[name].place == "active":
                     self._fail(replica.id, "node", self.t, None, None, name, known.first_noticed)
 
-    def _stops(self, fact: Fact) -> bool:
+    def _stops(self, fact: records.Fact) -> bool:
         """Whether the fact is the answer that ends the job, before its rendezvous is looked at."""
-        known = self.failures.get((fact.replica, fact.cycle)) if isinstance(fact, Attributed) else None
+        known = self.failures.get((fact.replica, fact.cycle)) if isinstance(fact, records.Attributed) else None
         if known is None or not known.waits or known.decided:
             return False
         return is_settled(self, known, self.t) and verdict_of(self, known) is Verdict.STOP
@@ -601,46 +560,46 @@ class JobHistory:
 
     # ---- decisions
 
-    def _apply_decision(self, decision: Decision) -> None:
+    def _apply_decision(self, decision: records.Decision) -> None:
         match decision:
-            case RendezvousOpened():
+            case records.RendezvousOpened():
                 self._open(self.replicas[decision.replica], decision.cycle)
-            case RendezvousClosed():
+            case records.RendezvousClosed():
                 self._close(self.replicas[decision.replica], decision.nodes)
-            case Recovered() | FirstStepReached():
+            case records.Recovered() | records.FirstStepReached():
                 replica = self.replicas[decision.replica]
                 replica.recorded.append(type(decision))
-                replica.recovered_at = self.t if isinstance(decision, Recovered) else replica.recovered_at
-            case RestartDecided():
+                replica.recovered_at = self.t if isinstance(decision, records.Recovered) else replica.recovered_at
+            case records.RestartDecided():
                 self._restart(decision)
-            case AttributionAsked():
+            case records.AttributionAsked():
                 failure = self.failures[decision.replica, decision.cycle]
                 if not failure.waits:
                     failure.due_at = self.t + self.bounds.attribution.timeout
-            case AttributionJudged():
+            case records.AttributionJudged():
                 self.failures[decision.replica, decision.cycle].judged = True
                 self.blamed.update(decision.blamed)
-            case ReplicaEnded():
+            case records.ReplicaEnded():
                 self.replicas[decision.replica].state = "ended"
-            case NodeDrained():
+            case records.NodeDrained():
                 self._drain(self.nodes[decision.node])
-            case NodeUndrained():
+            case records.NodeUndrained():
                 self.drained.discard(decision.node)
                 owner, node = self.leaving.pop(decision.node, None), self.nodes[decision.node]
                 if decision.why and owner is not None:  # it has its seat back
                     self.wanted[node.name] = owner
                 if node.place == "drained":
                     self._arrive(node)
-            case Fence():
+            case records.Fence():
                 self._fence(self.nodes[decision.node])
-            case JobSuspended():
+            case records.JobSuspended():
                 self.suspended = True
                 for node in self.nodes.values():
                     node.grant = decision.suspension if node.is_here else node.grant
-            case Shutdown():
+            case records.Shutdown():
                 self.shutdown = self.shutdown or decision
                 self.shut_down_at = self.t
-            case JobEnded():
+            case records.JobEnded():
                 self.ended = True
 
     def _drain(self, node: NodeHistory) -> None:
@@ -662,7 +621,11 @@ class JobHistory:
         replica.ready, replica.awaited, replica.done, replica.first_done_at = set(), set(), set(), None
         # An agent that was replaced had lost its ranks when this was opened: its successor is a spare.
         fact, lost = self.step.fact, [each for each in self.step.failures if each.kind == "node"]
-        back = fact.node if isinstance(fact, NodeJoined) and any(replica.id in each.held for each in lost) else None
+        back = (
+            fact.node
+            if isinstance(fact, records.NodeJoined) and any(replica.id in each.held for each in lost)
+            else None
+        )
         for node in map(self.nodes.__getitem__, replica.nodes):
             if node.name == back or (node.place == "expected" and node.name in self.drained):
                 continue
@@ -671,7 +634,7 @@ class JobHistory:
                 self.wanted[node.name] = replica.id
                 if node.place == "spare":
                     self._arrive(node)
-        if isinstance(self.step.fact, StoreDataLost):
+        if isinstance(self.step.fact, records.StoreDataLost):
             self._await_back(replica)
 
     def _close(self, replica: ReplicaHistory, nodes: tuple[str, ...]) -> None:
@@ -689,7 +652,7 @@ class JobHistory:
             replica.best = replica.reached if replica.best is None else max(replica.best, replica.reached)
         replica.first_step = replica.reached = None
 
-    def _restart(self, decided: RestartDecided) -> None:
+    def _restart(self, decided: records.RestartDecided) -> None:
         failure, replica = self.failures[decided.replica, decided.cycle], self.replicas[decided.replica]
         failure.decided = True
         if failure.policy not in RESTARTS or decided.by == "attribution":

@@ -211,23 +211,17 @@ class FailuresAnswered(JournalMonitor[WorkersDone]):
 
     def step_over(self, step: HistoryStep) -> Iterator[str]:
         opened = {record.replica for record in step.decisions if isinstance(record, RendezvousOpened)}
-        ended = {
-            record.replica
-            for record in step.decisions
-            if isinstance(record, ReplicaEnded) and record.outcome == "failed"
-        }
-        if isinstance(step.fact, JobStarted):
-            expected, failed = set(self.history.replicas), set[str]()
-        else:
-            expected, failed = set(step.begin_again), set()
-            if step.request is not None and not step.request.refused:
-                expected |= step.request.restarts
-            for failure in step.failures:
-                if failure.replica in expected:
-                    continue  # it restarts already, with another
-                expected |= failure.held
-                if failure.policy == "ignore":
-                    failed.add(failure.replica)
+        ends = (record for record in step.decisions if isinstance(record, ReplicaEnded))
+        ended, failed = {record.replica for record in ends if record.outcome == "failed"}, set[str]()
+        expected = set(self.history.replicas if isinstance(step.fact, JobStarted) else step.begin_again)
+        if step.request is not None and not step.request.refused:
+            expected |= step.request.restarts
+        for failure in step.failures:
+            if failure.replica in expected:
+                continue  # it restarts already, with another
+            expected |= failure.held
+            if failure.policy == "ignore":
+                failed.add(failure.replica)
         if any(isinstance(record, Shutdown) for record in step.decisions):
             return
         if opened != expected:

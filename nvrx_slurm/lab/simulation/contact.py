@@ -5,7 +5,7 @@ connection, each link that is cut. What the controller and the agents conclude f
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ class Contact:
 
     def __init__(self, run: SimulationRun, broken: Callable[[Promise, str], None]) -> None:
         self._run, self._broken, self._bounds = run, broken, run.plan.fault_tolerance
-        self._signs: dict[str, deque[float]] = {}  # incarnation → when
+        self._signs: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))  # incarnation → when
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._has_lease: int | None = None
         self._controller_began_at = 0.0
@@ -67,10 +67,7 @@ class Contact:
 
     def heard(self, incarnation: str) -> None:
         """The store has accepted a heartbeat, or the controller has received a sign on a liveness connection."""
-        signs = self._signs.get(incarnation)
-        if signs is None:
-            signs = self._signs[incarnation] = deque(maxlen=KEPT)
-        signs.append(self._run.loop.now_s)
+        self._signs[incarnation].append(self._run.loop.now_s)
 
     def _arrived_at(self, entry: Entry) -> float:
         """The moment of an entry's time: its commit has been on its way since."""

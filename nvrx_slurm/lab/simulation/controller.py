@@ -179,11 +179,8 @@ class SimulatedBroker:
                 nodes=(chance.choice(inquiry.nodes),) if inquiry.nodes else (),
             )
             for _ in range(2 if chance.random() < sources.repeats else 1):
-                self._say(
-                    key,
-                    attribution,
-                    chance.choice((sources.quick_s, chance.uniform(sources.quick_s, sources.slow_s))),
-                )
+                later_s = chance.uniform(sources.quick_s, sources.slow_s)
+                self._say(key, attribution, chance.choice((sources.quick_s, later_s)))
             if chance.random() < sources.lies:
                 other = chance.choice(
                     (

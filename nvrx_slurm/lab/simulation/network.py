@@ -62,9 +62,8 @@ class Link(msgspec.Struct, eq=False):
 class SimulatedNetwork:
     """All links between hosts, which are known by name. A host reaches itself as fast as others, and always."""
 
-    def __init__(self, loop: VirtualLoop, chance: Random, *, latency_s: float = LATENCY_S) -> None:
+    def __init__(self, loop: VirtualLoop, chance: Random) -> None:
         self.loop, self.chance, self._draw = loop, chance, chance.random
-        self._latency_s = latency_s
         self._links: dict[tuple[str, str], Link] = {}
         self._faults: list[NetworkFault] = []
         self._when_cut: list[Callable[[], object]] = []
@@ -156,7 +155,7 @@ class SimulatedNetwork:
 
     def delay_s(self, link: Link) -> float:
         """How long one packet takes: half of them about the latency, one in a hundred a hundred times as long."""
-        delay_s = self._latency_s / (1.0 - self._draw())
+        delay_s = LATENCY_S / (1.0 - self._draw())
         delay_s = link.slow_s + (delay_s if delay_s < LONGEST_S else LONGEST_S)  # four times as cheap as min()
         if link.loss:
             for again in range(MOST_RESENDS):

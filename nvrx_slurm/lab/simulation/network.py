@@ -66,7 +66,8 @@ class SimulatedNetwork:
         self.loop, self.chance, self._draw = loop, chance, chance.random
         self._links: dict[tuple[str, str], Link] = {}
         self._faults: list[NetworkFault] = []
-        self._when_cut: list[Callable[[], object]] = []
+        self.when_cut: Callable[[], object] = lambda: None
+        """Called whenever a link is newly cut."""
         self._last_port = 40_000
 
     # ---- faults
@@ -106,15 +107,10 @@ class SimulatedNetwork:
         heal = self.cut(apart([host]))
         return power_on
 
-    def when_cut(self, callback: Callable[[], object]) -> None:
-        """Called whenever a link is newly cut."""
-        self._when_cut.append(callback)
-
     def _apply(self) -> None:
         newly_cut = [link for link in self._links.values() if self._set(link)]
-        if newly_cut:  # only now: a callback asks for the silence of links that are all set
-            for callback in list(self._when_cut):
-                callback()
+        if newly_cut:  # only now: it asks for the silence of links that are all set
+            self.when_cut()
 
     def _set(self, link: Link) -> bool:
         """What all faults together make of a link; whether it is newly cut."""

@@ -30,7 +30,7 @@ class Sockets:
         self._listeners: dict[tuple[str, int], BoundSocket[ConnectionEnd]] = {}
         self._mailboxes: dict[tuple[str, int], BoundSocket[bytes]] = {}
         self._impatient: list[ConnectionEnd] = []
-        network.when_cut(self._watch_silence)
+        network.when_cut = self._watch_silence
 
     def listen(
         self, host: str, process: SimulatedProcess, protocol: Callable[[], asyncio.Protocol]

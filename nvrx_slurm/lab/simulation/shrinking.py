@@ -8,7 +8,8 @@ candidate is a scenario of its own, with its own schedule, so that a smaller one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -21,29 +22,21 @@ from nvrx_slurm.util.clock import Clock
 Runner = Callable[[Scenario], RunResult]
 
 
-@dataclass(frozen=True, slots=True)
-class Shrunk:
-    """The simplest run found, and what it took. `complete`: no candidate that is simpler still breaks the promise."""
-
-    result: RunResult
-    runs: int
-    complete: bool
-
-
 class _TimeIsUp(Exception):
     pass
 
 
-class _Shrinker:
-    """`kept` is the simplest run so far."""
+class Shrinker:
+    """`result` is the simplest run so far, and `runs` what it took. `complete`: no candidate that is simpler still
+    breaks the promise."""
 
     def __init__(self, result: RunResult, within_s: float, runner: Runner, clock: Clock) -> None:
-        self.kept, self.runs, self._runner, self._clock = result, 0, runner, clock
+        self.result, self.runs, self.complete, self._runner, self._clock = result, 0, False, runner, clock
         self._promise, self._until = result.promise, clock.monotonic() + within_s
 
     @property
     def scenario(self) -> Scenario:
-        return self.kept.scenario
+        return self.result.scenario
 
     def breaks(self, candidate: Scenario) -> bool:
         """Whether it breaks the same promise; then it is kept."""
@@ -55,16 +48,17 @@ class _Shrinker:
         result = self._runner(candidate)
         if result.promise != self._promise:
             return False
-        self.kept = result
+        self.result = result
         return True
 
     def run(self) -> None:
         before = None
-        while before is not self.kept:
-            before = self.kept
+        while before is not self.result:
+            before = self.result
             self._drop_acts()
             self._simplify(simpler_jobs)
             self._simplify(simpler_acts)
+        self.complete = True
 
     def _drop_acts(self) -> None:
         """ddmin, by complements: leave out one of `parts`, all of them equally large."""
@@ -86,14 +80,12 @@ class _Shrinker:
             pass
 
 
-def shrink(result: RunResult, within_s: float, runner: Runner, clock: Clock) -> Shrunk:
+def shrink(result: RunResult, within_s: float, runner: Runner, clock: Clock) -> Shrinker:
     """The simplest run that breaks the promise which `result` breaks, and that is found in time."""
-    shrinker = _Shrinker(result, within_s, runner, clock)
-    try:
+    shrinker = Shrinker(result, within_s, runner, clock)
+    with suppress(_TimeIsUp):
         shrinker.run()
-    except _TimeIsUp:
-        return Shrunk(shrinker.kept, shrinker.runs, complete=False)
-    return Shrunk(shrinker.kept, shrinker.runs, complete=True)
+    return shrinker
 
 
 def simpler_jobs(scenario: Scenario) -> Iterator[Scenario]:

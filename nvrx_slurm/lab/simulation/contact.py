@@ -55,6 +55,8 @@ class Contact:
 
     def __init__(self, run: SimulationRun, broken: Callable[[Promise, str], None]) -> None:
         self._run, self._broken, self._bounds = run, broken, run.plan.fault_tolerance
+        beats = self._bounds.heartbeat
+        self._stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         self._signs: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))  # incarnation → when
         self._began: dict[int, float] = {}  # a controller's process id → when it began
         self._has_lease: int | None = None
@@ -186,9 +188,8 @@ class Contact:
         # has not joined, or has been replaced, count for no node.
         newest = self._newest(at, self._signs)
         newest_here = self._newest(at, self._watched.values())
-        stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         grace_s = max(self._bounds.control_plane_grace, self._bounds.gives_away_after_s)
-        return stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S
+        return self._stall_s + ERROR_S < at - newest and at - newest_here < grace_s - beats.interval - ERROR_S
 
     def _check_delay(self, lost: NodeLost, at: float, last_sign: float) -> None:
         """A node that a controller knows from the journal is given up within the timeout, counted from its last sign
@@ -202,9 +203,8 @@ class Contact:
         others = [
             sign for who, signs in self._signs.items() if who != lost.incarnation for sign in signs if sign > since
         ]
-        stall_s = min(STALL_BEATS * max(beats.interval, SHORTEST_S), beats.timeout / 2)
         moments = sorted([since, *others, at])
-        if max(later - sooner for sooner, later in pairwise(moments)) > stall_s - ERROR_S:
+        if max(later - sooner for sooner, later in pairwise(moments)) > self._stall_s - ERROR_S:
             return  # no node was heard for a while: that is no node's silence
         if (late_s := at - since - beats.timeout) > LATEST_S:
             why = f"{lost.node} was given up {late_s:.3f} s after its timeout of {beats.timeout:.3f} s"

@@ -386,6 +386,8 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
     """The promises that this run has broken as a whole, each with one sentence."""
     promises, plan, bounds = run.promises, run.plan, run.plan.fault_tolerance
     shutdown, ended = promises.shutdown, promises.ended
+    records = [entry.record for entry in promises.journal]
+    restarts = [record for record in records if isinstance(record, RestartDecided)]
 
     for entry, decided in replay(new_job(plan), promises.journal)[:1]:
         yield Promise.REPLAY, f"journal entry {entry.n} is {entry.record}, and its replay decides {decided}"
@@ -416,13 +418,12 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     if any(act.traits & Trait.SUSPENDS for act in run.performed):
         # An agent that joins later was not granted that its supervisor outlives the lease.
-        kinds = [type(entry.record) for entry in promises.journal]
+        kinds = list(map(type, records))
         began = kinds.index(JobSuspended) if JobSuspended in kinds else 0
         patient = bounds.control_plane_grace >= SHORTEST_PATIENCE_S and NodeJoined not in kinds[began:]
         if not patient or not all(act.traits & Trait.SUSPENDS for act in run.performed):
             return
-        for entry in promises.journal:
-            record = entry.record
+        for record in records:
             opened_again = isinstance(record, RendezvousOpened) and record.cycle > 0
             if opened_again or isinstance(record, COUNTED):
                 yield Promise.SUSPENDED, f"the job was suspended, and this is in its journal: {record}"
@@ -430,11 +431,11 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     # With one fault, a decision names its node, and its kind: the peers that notice it are not the cause.
     if len(run.performed) == 1 and (act := run.performed[0]).kind in SETTLED_AS:
-        for decided in (entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)):
-            kind = "node" if decided.rank is None else "worker"
-            waits = promises.roles[decided.replica].on_failure in RESTARTS and decided.by != "attribution"
-            if waits and (decided.node, kind) != (act.node, SETTLED_AS[act.kind]):
-                yield Promise.CAUSE, f"the one fault was {act}, and this was decided: {decided}"
+        for restart in restarts:
+            kind = "node" if restart.rank is None else "worker"
+            waits = promises.roles[restart.replica].on_failure in RESTARTS and restart.by != "attribution"
+            if waits and (restart.node, kind) != (act.node, SETTLED_AS[act.kind]):
+                yield Promise.CAUSE, f"the one fault was {act}, and this was decided: {restart}"
 
     outage_s = outage_of(run.performed)
     # What may touch workers soonest: their lease; their agents' patience; or, since their ends are reported through
@@ -448,7 +449,6 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
 
     # Must the job finish? Only where the acts leave nodes enough, and no budget was spent and no verdict given that
     # refused a restart: whether these were right is checked where they were decided.
-    restarts = [entry.record for entry in promises.journal if isinstance(entry.record, RestartDecided)]
     if (
         all(role.on_failure.startswith("restart") for role in plan.roles)
         and len({act.node for act in on_nodes}) <= plan.spares
@@ -464,7 +464,6 @@ def broken_at_the_end(run: SimulationRun) -> Iterator[tuple[Promise, str]]:
             yield Promise.FINISH, f"the job ended {took_s:.1f} s after the last fault was over, of {most_s:.1f} s"
 
     # Where only the control plane failed, no worker may have been stopped, but for users who asked for it.
-    records = [entry.record for entry in promises.journal]
     asked = {(each.replica, each.cycle + 1) for each in records if isinstance(each, RestartOrdered)}
     for record in records if not on_nodes and promises.generation <= 0 else ():
         opened_again = isinstance(record, RendezvousOpened) and record.cycle > 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.lab.simulation.loop import VirtualClock
@@ -114,8 +113,7 @@ class SimulatedNode:
         """A worker begins, in the world that its environment names."""
         generation, cycle = int(env["NVRX_GENERATION"]), int(env["NVRX_CYCLE"])
         world = self.run.world(generation, env["NVRX_REPLICA"], cycle, int(env["WORLD_SIZE"]), rank)
-        ended = partial(self._worker_ended, supervisor)
-        worker = SimulatedWorker(self.name, next(self._pids), world, rank, ended, self._worker_raised)
+        worker = SimulatedWorker(self, supervisor, next(self._pids), world, rank)
         self.workers.append(worker)
         self.run.promises.worker_started(worker)
         world.enter(worker, lambda: self._first_step(worker))
@@ -133,16 +131,15 @@ class SimulatedNode:
     def worker(self, number: int) -> SimulatedWorker | None:
         return self.workers[number % len(self.workers)] if self.workers else None
 
-    def _worker_ended(
-        self, parent: SimulatedSupervisor, worker: SimulatedWorker, code: int | None, number: int | None
-    ) -> None:
+    def worker_ended(self, worker: SimulatedWorker, code: int | None, number: int | None) -> None:
+        """With its exit code, or the signal that ended it."""
         self.workers.remove(worker)
         if self.board is not None:
             self.board.ended(worker)
         self.run.promises.worker_ended(worker)
-        parent.child_ended(worker, code, number)
+        worker.parent.child_ended(worker, code, number)
 
-    def _worker_raised(self, worker: SimulatedWorker, what: str) -> None:
+    def worker_raised(self, worker: SimulatedWorker, what: str) -> None:
         """Its interpreter sends this to the agent before the process ends."""
         agent, board = self.agent, self.board
         if agent is not None and board is not None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.lab.simulation.loop import Handle
 
 if TYPE_CHECKING:
+    from nvrx_slurm.lab.simulation.node import SimulatedNode
     from nvrx_slurm.lab.simulation.run import SimulationRun
+    from nvrx_slurm.lab.simulation.supervisor import SimulatedSupervisor
 
 AT_ONCE = 0.75
 # Within so long ranks end that have finished together.
@@ -28,29 +30,19 @@ EXEC_S = 0.01
 PEER_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:589] Read error [n]: Connection reset by peer"
 
 
-# Called by the kernel at a worker's end: with its exit code, or the signal that ended it.
-Exit = Callable[["SimulatedWorker", int | None, int | None], None]
-
-
 class SimulatedWorker:
     """One rank of one cycle, on one node. A zombie counts as dead."""
 
     def __init__(
-        self,
-        node: str,
-        pid: int,
-        world: SimulatedWorld,
-        rank: int,
-        exited: Exit,
-        raised: Callable[[SimulatedWorker, str], None],
+        self, kernel: SimulatedNode, parent: SimulatedSupervisor, pid: int, world: SimulatedWorld, rank: int
     ) -> None:
-        self.node, self.pid, self.world, self.rank = node, pid, world, rank
+        self.node, self._kernel, self.parent = kernel.name, kernel, parent
+        self.pid, self.world, self.rank = pid, world, rank
         self.alive, self.frozen, self.hangs = True, False, False
         self.saved = 0
         self.lingers_s = 0.0
         """How long after its world has finished it ends."""
         self.executes_at_s = world.loop.now_s + EXEC_S
-        self._exited, self._raised = exited, raised
         self._pending: list[int] = []
 
     def __str__(self) -> str:
@@ -121,13 +113,13 @@ class SimulatedWorker:
         """It has noticed that a peer is gone."""
         if self.alive and not self.hangs:
             if not self.frozen:
-                self._raised(self, PEER_LOST)
+                self._kernel.worker_raised(self, PEER_LOST)
             self.exit(1)
 
     def _end(self, code: int | None, number: int | None) -> None:
         if self.alive:
             self.alive = False
-            self._exited(self, code, number)
+            self._kernel.worker_ended(self, code, number)
             self.world.left_by(self, well=code == 0)
 
 

@@ -82,14 +82,8 @@ class Court:
         behaviour = WorkerBehaviour(step_s=1.0, leaves_s=None, obeys_s=None)
         run = SimpleNamespace(loop=self.loop, shape=SimpleNamespace(behaviour=behaviour))
         world = SimulatedWorld(run, "main-0", cycle, 2)
-        worker = SimulatedWorker(
-            node,
-            1,
-            world,
-            rank,
-            exited=lambda worker, code, number: self.promises.worker_ended(worker),
-            raised=lambda worker, what: None,
-        )
+        kernel = SimpleNamespace(name=node, worker_ended=lambda worker, *_: self.promises.worker_ended(worker))
+        worker = SimulatedWorker(kernel, None, 1, world, rank)
         world.members[rank] = worker
         self.promises.worker_started(worker)
         return worker

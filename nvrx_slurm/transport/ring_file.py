@@ -30,8 +30,9 @@ from msgspec.structs import astuple
 from nvrx_slurm.transport import arguments, ring_locks
 from nvrx_slurm.transport.errors import ForeignRing, RingError
 from nvrx_slurm.transport.ref import LONGEST_SCHEMA, is_ring_name
-from nvrx_slurm.transport.ring_locks import Lock, holding, initialize, is_running, namespace
+from nvrx_slurm.transport.ring_locks import Lock, holding, initialize, namespace
 from nvrx_slurm.transport.slots import FREE, READY, Counts, RingSlot, SlotOwner, SlotState
+from nvrx_slurm.util.processes import runs
 
 SHM = Path("/dev/shm")
 _KIND = "shared_memory"
@@ -170,7 +171,7 @@ def _is_orphan(path: Path) -> bool:
             os.close(descriptor)
         # In another namespace this pid may be a different process, or none, while the creator lives.
         if creator is not None and creator.namespace == namespace():
-            return not is_running(creator.pid, creator.started_ticks)
+            return not runs(creator.pid, creator.started_ticks)
     return False
 
 

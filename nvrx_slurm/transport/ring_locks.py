@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.slots import NO_OWNER, SlotOwner
-from nvrx_slurm.util.processes import started_ticks, stat_fields
+from nvrx_slurm.util.processes import runs, started_ticks
 
 T = TypeVar("T")
 
@@ -186,7 +186,6 @@ def wait(address: int, seen: int, timeout_s: float) -> None:
 
 
 SURE_S = 0.1  # a process that was alive so long ago is taken to be alive: /proc is not read again
-_STATE, _THREADS, _STARTED = 0, 17, 19  # places in `stat_fields`
 _MOST_REMEMBERED = 1024
 
 _numbers = itertools.count(1)
@@ -256,7 +255,7 @@ def is_dead(owner: SlotOwner) -> bool:
     if now - _alive_at.get(process, -SURE_S) < SURE_S:
         return False
     try:
-        if not is_running(*process):
+        if not runs(*process):
             return True
     except OSError:  # /proc cannot be read now, as with too many open files: that says nothing of the owner
         return False
@@ -264,11 +263,3 @@ def is_dead(owner: SlotOwner) -> bool:
         _alive_at.clear()
     _alive_at[process] = now
     return False
-
-
-def is_running(pid: int, ticks: int) -> bool:
-    """Whether a thread of that process can still run. A zombie's cannot, unless only its first thread has ended."""
-    fields = stat_fields(pid)
-    if fields is None or int(fields[_STARTED]) != ticks:
-        return False
-    return fields[_STATE] not in "ZX" or int(fields[_THREADS]) > 1

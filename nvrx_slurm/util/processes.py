@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 # The kernel gives the moment of its boot in whole seconds, and moves it when the wall clock is set (btime).
 _CLOCKS_DIFFER_S = 2.0
-_STATE, _PARENT, _STARTED = 0, 1, 19  # places in `stat_fields`
+_STATE, _PARENT, _THREADS, _STARTED = 0, 1, 17, 19  # places in `stat_fields`
 
 # From the batch host to agents: kill your workers now. srun passes on this one and SIGUSR1 alone: at SIGTERM and at
 # SIGHUP it kills the agents themselves. Users have both sent once, for workers to save. So to an agent that does not
@@ -99,9 +99,12 @@ def started_ticks(pid: int) -> int | None:
 
 
 def runs(pid: int, began: int) -> bool:
-    """Whether the process of this number that began then (`started_ticks`) still runs; a zombie does not."""
+    """Whether a thread of the process of this number that began then (`started_ticks`) can still run. A zombie's
+    cannot, unless only its first thread has ended."""
     fields = stat_fields(pid)
-    return fields is not None and fields[_STATE] not in "ZX" and int(fields[_STARTED]) == began
+    if fields is None or int(fields[_STARTED]) != began:
+        return False
+    return fields[_STATE] not in "ZX" or int(fields[_THREADS]) > 1
 
 
 def parent_of(pid: int) -> int | None:

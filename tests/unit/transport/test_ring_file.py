@@ -13,7 +13,8 @@ import pytest
 from nvrx_slurm.transport.errors import RingError
 from nvrx_slurm.transport.ring import SharedRing, is_gone, sweep
 from nvrx_slurm.transport.ring_file import Creator, Header, RingShape, checked, made_by
-from nvrx_slurm.transport.ring_locks import is_running, namespace, this_process
+from nvrx_slurm.transport.ring_locks import namespace, this_process
+from nvrx_slurm.util.processes import runs
 
 NAME = "nvrx-ring-1-1-abc"
 SHAPE = RingShape(2, 100, overwrite=True, checksum=False, lease_ns=5)
@@ -153,8 +154,8 @@ def test_a_zombie_does_not_run() -> None:
     """A process that has ended and was not waited for can do nothing more."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    assert is_running(process.pid, int(fields[19]))
+    assert runs(process.pid, int(fields[19]))
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not is_running(process.pid, int(fields[19]))
+    assert not runs(process.pid, int(fields[19]))
     process.communicate()

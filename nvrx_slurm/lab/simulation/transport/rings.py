@@ -96,7 +96,7 @@ class RingKernel:
         process = self.scheduler.process if self.scheduler.current is not None else None
         return (0, 0) if process is None else (process.pid, process.began)
 
-    def is_running(self, pid: int, ticks: int) -> bool:
+    def runs(self, pid: int, ticks: int) -> bool:
         process = self.processes.get((pid, ticks))
         return process is not None and process.alive
 
@@ -163,7 +163,7 @@ class RingKernel:
             ring_locks,
             time=time,
             this_process=self.this_process,
-            is_running=self.is_running,
+            runs=self.runs,
             wake_all=self.wake_all,
             wait=self.wait,
             # What the module keeps from call to call: each history begins without it.

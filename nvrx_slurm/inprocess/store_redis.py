@@ -12,18 +12,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nvrx_slurm.errors import ConfigError, StoreUnreachable, UntrustedRecord
+from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.store.connection import ANSWER_S, ClientClosed, Command, CommandRefused, Look, RetryingRedis
-from nvrx_slurm.store.job_store import read_job_store
+from nvrx_slurm.store.job_store import named_server, server_of_job
 from nvrx_slurm.store.keys import InprocessKeys
 from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
-from nvrx_slurm.util.secret_file import secret_in
+from nvrx_slurm.util.redis_url import RedisUrl
 
 log = get_logger("inprocess")
 
@@ -68,20 +67,19 @@ class RedisStore(Store):
         self._url, self._password_file = url, password_file
         self._patience_s = patience.total_seconds()
         if url is not None:
-            _parsed(url)
+            # What is no text is no URL either.
+            named_server("RedisStore", str(url), None, OptionError)
 
     def connect(self, group: str, call: int) -> RedisConnection:
         server: tuple[RedisUrl, str | None] | Look
         job = key = None
         if self._url is not None:
-            server, where = (_parsed(self._url), self._password()), self._url
+            server = named_server("RedisStore", self._url, self._password_file, OptionError)
+            where = self._url
         elif (path := environment.job_store_file()) is not None:
-            store = read_job_store(path, StoreError)
+            store, server = server_of_job(path, StoreError)
             where, job = store.url, store.job
             key = JobKey(store.token) if store.token else None
-            # An embedded store has another address after each of its starts.
-            reread = functools.partial(read_job_store, path, OSError)
-            server = reread if store.embedded else (_parsed(store.url), store.password)
         else:
             from nvrx_slurm.inprocess.store_keeper import VALKEY, hosted, place_now
 
@@ -95,21 +93,6 @@ class RedisStore(Store):
             connection.close()
             raise
         return connection
-
-    def _password(self) -> str | None:
-        if self._password_file is None:
-            return None
-        try:
-            return secret_in(self._password_file, key="password_file").strip()
-        except ConfigError as error:
-            raise OptionError(f"RedisStore: {error}", "password_file") from None
-
-
-def _parsed(url: str) -> RedisUrl:
-    try:
-        return parse_redis_url(str(url))  # what is no text is no URL either
-    except ValueError as error:
-        raise OptionError(f"RedisStore: url {error}", "url") from None
 
 
 class RedisConnection(Connection):

@@ -25,9 +25,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nvrx_slurm.errors import ConfigError, MalformedRecord, UntrustedRecord, UsageError
+from nvrx_slurm.errors import MalformedRecord, UntrustedRecord, UsageError
 from nvrx_slurm.store.connection import ClientClosed, Command, CommandRefused, Look, RetryingRedis
-from nvrx_slurm.store.job_store import read_job_store
+from nvrx_slurm.store.job_store import named_server, server_of_job
 from nvrx_slurm.store.retry import StoreRetry
 from nvrx_slurm.transport import arguments, environment
 from nvrx_slurm.transport.errors import TransportError
@@ -36,8 +36,7 @@ from nvrx_slurm.util.admission import RateLimitedLog
 from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
-from nvrx_slurm.util.redis_url import RedisUrl, parse_redis_url
-from nvrx_slurm.util.secret_file import secret_in
+from nvrx_slurm.util.redis_url import RedisUrl
 
 log = get_logger("transport")
 
@@ -247,15 +246,12 @@ def _find_store(
         if job is None:
             raise UsageError("Directory: a url needs a job: name whose payloads these are, such as job='my-run'")
         url, job = arguments.instance("Directory: url", url, str), arguments.instance("Directory: job", job, str)
-        password = None
-        if password_file is not None:
-            try:
-                password = secret_in(os.fspath(password_file), key="password_file").strip()
-            except ConfigError as error:
-                raise UsageError(f"Directory: {error}") from None
-            except TypeError as error:
-                raise UsageError(f"Directory: password_file: {error}") from None
-        return (_parsed(url), password), url, job, None
+        try:
+            file = None if password_file is None else os.fspath(password_file)
+            server = named_server("Directory", url, file, lambda message, _: UsageError(message))
+        except TypeError as error:
+            raise UsageError(f"Directory: password_file: {error}") from None
+        return server, url, job, None
     if password_file is not None:
         raise UsageError("Directory: password_file without url: only a store that is named by url needs one")
     path = environment.job_store_file()
@@ -263,18 +259,9 @@ def _find_store(
         raise UsageError(
             "Directory: this process is no worker of an nvrx-slurm job: name a Redis or Valkey by url= and job="
         )
-    store = read_job_store(path, UsageError)
+    store, of_job = server_of_job(path, UsageError)
     key = JobKey(store.token) if store.token and job in (None, store.job) else None
-    if store.embedded:
-        return functools.partial(read_job_store, path, OSError), store.url, job or store.job, key
-    return (_parsed(store.url), store.password), store.url, job or store.job, key
-
-
-def _parsed(url: str) -> RedisUrl:
-    try:
-        return parse_redis_url(url)
-    except ValueError as error:
-        raise UsageError(f"Directory: url {error}") from None
+    return of_job, store.url, job or store.job, key
 
 
 def _forget() -> None:

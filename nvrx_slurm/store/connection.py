@@ -12,11 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ from nvrx_slurm.errors import NvrxError, StoreUnreachable
 from nvrx_slurm.store.link import MARK, Refusals, Where, open_socket
 from nvrx_slurm.store.retry import IN_MEMORY, Cause, GiveUp, Retry, StoreRetry, code_of, is_away
 from nvrx_slurm.util.redis_url import RedisUrl
-from nvrx_slurm.util.threads import SignalSafeEvent
+from nvrx_slurm.util.threads import SignalSafeEvent, reset_after_fork
 
 # How long a connection may take to open, login included.
 CONNECT_S = 3.0
@@ -43,8 +41,6 @@ _NOT_YET = object()
 Command = Sequence[str | bytes | int]
 # Reads where an embedded server is now: each start has another port and another password. Raises OSError.
 Look = Callable[[], Where]
-
-_clients: weakref.WeakSet[RetryingRedis] = weakref.WeakSet()
 
 
 class AccessRefused(Exception):
@@ -219,7 +215,7 @@ class RetryingRedis:
         self._busy: set[RedisSocket] = set()
         self._closed = SignalSafeEvent()
         self.asked_again = False
-        _clients.add(self)
+        reset_after_fork(self, RetryingRedis._after_fork)
 
     def retry(self, began: float | None = None) -> StoreRetry:
         """For calls that share one patience, which counts from `began`, or from the first failure."""
@@ -328,11 +324,3 @@ class RetryingRedis:
         self._idle, self._busy, self._closed = [], set(), SignalSafeEvent()
         if is_closed:
             self._closed.set()
-
-
-def _forget_connections() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_connections)

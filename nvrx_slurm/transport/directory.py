@@ -18,7 +18,6 @@ import re
 import secrets
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -37,6 +36,7 @@ from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.job_key import JobKey
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.redis_url import RedisUrl
+from nvrx_slurm.util.threads import reset_after_fork
 
 log = get_logger("transport")
 
@@ -47,8 +47,6 @@ KEEP_S = 86400
 SLICE_S = 1.0  # how long one read waits at the server: so soon `close` is seen
 CHUNK = 1024
 START = "0-0"
-
-_directories: weakref.WeakSet[Directory] = weakref.WeakSet()
 
 
 class Directory:
@@ -76,7 +74,7 @@ class Directory:
         self._producer = environment.producer()
         self._keys = f"nvrx:{{{job}}}:payloads:"
         self._numbers = _Numbers()
-        _directories.add(self)
+        reset_after_fork(self, Directory._forget_numbers)
 
     def publish(self, ref: PayloadRef, topic: str = TOPIC) -> Published:
         """Put a ref there, for all. A consumer gets it once, even where the store was restarted meanwhile.
@@ -141,6 +139,10 @@ class Directory:
             raise TransportError(str(error)) from None
         except ClientClosed:
             raise UsageError("this Directory is closed") from None
+
+    def _forget_numbers(self) -> None:
+        # A forked child counts for itself, or what it publishes would be taken for its parent's.
+        self._numbers = _Numbers()
 
     def _stream(self, topic: str) -> str:
         return self._keys + checked_topic(topic)
@@ -262,15 +264,6 @@ def _find_store(
     store, of_job = server_of_job(path, UsageError)
     key = JobKey(store.token) if store.token and job in (None, store.job) else None
     return of_job, store.url, job or store.job, key
-
-
-def _forget() -> None:
-    # A forked child counts for itself, or what it publishes would be taken for its parent's.
-    for directory in list(_directories):
-        directory._numbers = _Numbers()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 VERSION = 1

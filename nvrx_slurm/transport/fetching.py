@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,7 +43,7 @@ from nvrx_slurm.transport.retrying import (
 )
 from nvrx_slurm.transport.ring import Claim, is_gone
 from nvrx_slurm.transport.shm import LocalRings, ShmBackend
-from nvrx_slurm.util.threads import SignalSafeEvent
+from nvrx_slurm.util.threads import SignalSafeEvent, reset_after_fork
 
 MOST_SICK = 4096
 
@@ -56,8 +54,6 @@ _OUTCOMES = {
     protocol.ResponseStatus.STALE: AttemptOutcome.STALE,
     protocol.ResponseStatus.UNKNOWN_RING: AttemptOutcome.MOVED,
 }
-
-_fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ class Fetcher:
         # Clients begin with different ports.
         self._turns = itertools.count(random.randrange(1 << 16))
         self._pool = self._new_pool()
-        _fetchers.add(self)
+        reset_after_fork(self, Fetcher.drop)
 
     def read(
         self,
@@ -398,11 +394,3 @@ class Fetcher:
 def _again(error: TransportError, ref: PayloadRef, attempts: Sequence[Attempt]) -> TransportError:
     kind = PayloadTimeout if isinstance(error, PayloadTimeout) else type(error)
     return kind(f"{ref} was not read: {error.said}", ref=ref, attempts=attempts)
-
-
-def _after_fork() -> None:
-    for fetcher in list(_fetchers):
-        fetcher.drop()
-
-
-os.register_at_fork(after_in_child=_after_fork)

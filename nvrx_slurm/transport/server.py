@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from nvrx_slurm.transport.ring import Claim, SharedRing
 from nvrx_slurm.transport.slots import Refusal
 from nvrx_slurm.util.admission import PROOF_S
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import reset_after_fork
 
 TOKEN_BYTES = 32
 CLOSE_S = 0.9
@@ -49,7 +49,6 @@ _STATUS = {
 }
 
 _log = get_logger("transport")
-_servers: weakref.WeakSet[PayloadServer] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class PayloadServer:
                     self._listeners.append(listener)
             undo.pop_all()
         self.ports = tuple(listener.address for listener in self._listeners)
-        _servers.add(self)
+        reset_after_fork(self, PayloadServer._after_fork)
 
     def write(self, obj: object, *, timeout_s: float = 0.0) -> PayloadRef:
         """Write into the ring; a ref that readers on other nodes can use. Raises as `refer` and `ring.write`."""
@@ -199,21 +198,16 @@ class PayloadServer:
             return protocol.ResponseStatus.CLOSING
         return protocol.ResponseStatus.FULL if len(self._links) >= self._most_links else protocol.ResponseStatus.OK
 
-
-def _after_fork() -> None:
-    """In a forked child, leave the ports and the readers to the parent."""
-    for server in list(_servers):
-        for listener in server._listeners:
+    def _after_fork(self) -> None:
+        """In a forked child, leave the ports and the readers to the parent."""
+        for listener in self._listeners:
             listener.drop()
-        for link in server._links:
+        for link in self._links:
             link.drop()
-        server._links = set()
+        self._links = set()
         # A thread of the parent may hold the old one.
-        server._guard = threading.Lock()
-        server._changed = threading.Condition(server._guard)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        self._guard = threading.Lock()
+        self._changed = threading.Condition(self._guard)
 
 
 class Offer(NamedTuple):

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +108,7 @@ class ThreadPool:
     def __init__(self, name: str) -> None:
         self._name, self._is_closed = name, False
         self._forget()
-        _pools.add(self)
+        reset_after_fork(self, ThreadPool._forget)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         """The future has its result or its exception."""
@@ -146,9 +146,6 @@ class ThreadPool:
         self._waiting = queue.SimpleQueue()
 
 
-_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
-
-
 def _settle(future: Future[T], work: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
@@ -158,9 +155,18 @@ def _settle(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _after_fork() -> None:
-    for pool in list(_pools):
-        pool._forget()
+_resets: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def reset_after_fork(owner: T, reset: Callable[[T], None]) -> None:
+    """Call `reset(owner)` in each forked child, as long as the owner lives. What it holds there is the parent's, and
+    its locks may be held by threads that the child does not have. `reset` must not keep the owner alive."""
+    _resets[owner] = reset
+
+
+def _reset_all() -> None:
+    for owner, reset in list(_resets.items()):
+        reset(owner)
+
+
+os.register_at_fork(after_in_child=_reset_all)

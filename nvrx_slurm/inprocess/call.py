@@ -278,7 +278,7 @@ class CallWrapper:
         self._rank.state.mode = Mode.TERMINATED
         if self._options.terminate is not None:
             # The pings of the function are over: what the callback does in Python is progress.
-            self._stamps.begin_iteration(self._rank.state.iteration)
+            self._stamps.begin_iteration()
             try:
                 self._options.terminate(self._rank.state.freeze())
             except Exception as failure:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-ITERATION, AUTOMATIC, MANUAL, SUSPENDED, INTERRUPTED, ENDING, KILL_PENDING = range(7)
-CELLS = 7
+AUTOMATIC, MANUAL, SUSPENDED, INTERRUPTED, ENDING, KILL_PENDING = range(6)
+CELLS = 6
 CELL_BYTES = 8
 
 
@@ -69,7 +69,7 @@ class ProgressStamps:
         """The main thread makes progress."""
         self._cells[AUTOMATIC] = monotonic_ns()
 
-    def begin_iteration(self, iteration: int) -> None:
+    def begin_iteration(self) -> None:
         """Start again: no ping is expected before the first one, no end is expected, and nothing is suspended."""
         with self._lock:
             self._suspensions = 0
@@ -78,8 +78,6 @@ class ProgressStamps:
             self._cells[MANUAL] = self._cells[INTERRUPTED] = self._cells[ENDING] = 0
             # After the stamps: silence from before no longer counts.
             self._cells[SUSPENDED] = 0
-            # Last: a reader that reads the iteration first finds no older stamps with it.
-            self._cells[ITERATION] = iteration
 
     def interrupted(self) -> None:
         """The iteration is: a suspension must end, also in an atomic part, which may go on as long as it makes
@@ -121,11 +119,6 @@ class ProgressStamps:
     @kill_pending.setter
     def kill_pending(self, is_pending: bool) -> None:
         self._cells[KILL_PENDING] = is_pending
-
-    @property
-    def iteration(self) -> int:
-        """The iteration of the stamps. Read it before `silent_s`, if both must belong together."""
-        return self._cells[ITERATION]
 
     def silent_s(self, now_ns: int) -> float:
         """How long there has been no progress, in seconds, by the oldest stamp that counts. While suspended 0; or,

@@ -178,7 +178,7 @@ class Rank:
     def _run(self, function: Callable[[], Any]) -> None:
         if self.state.mode is Mode.ACTIVE:
             self.variables.set(self.state)
-        self.stamps.begin_iteration(self.state.iteration)
+        self.stamps.begin_iteration()
         self._restart.close()
 
         def body() -> Any:
@@ -235,7 +235,7 @@ class Rank:
 
     def _await_others(self) -> None:
         # No further ping is expected.
-        self.stamps.begin_iteration(self.state.iteration)
+        self.stamps.begin_iteration()
         if self.state.mode is not Mode.ACTIVE:
             self.group.wait_while(CyclePhase.COMPLETING)
             return
@@ -257,7 +257,7 @@ class Rank:
     def _get_out(self) -> None:
         self._begin_restart()
         # The hang, if any, is over, and no ping is expected.
-        self.stamps.begin_iteration(self.state.iteration)
+        self.stamps.begin_iteration()
         refusal = self.interrupter.join()
         mend_stores()  # Finalize and HealthCheck may use them
         if refusal is not None:

@@ -50,8 +50,7 @@ def test_an_iteration_begins_without_pings_and_suspensions(stamps):
     stamps.manual()
     stamps.suspend()
     begun = in_ten_s()
-    stamps.begin_iteration(7)
-    assert stamps.iteration == 7
+    stamps.begin_iteration()
     assert 0.0 < stamps.silent_s(begun) <= 10.0
     assert progress(stamps) > progress(stamps) > 0
 
@@ -64,7 +63,7 @@ def test_once_the_iteration_is_interrupted_a_suspension_must_end(stamps):
     suspended = stamps.suspend()
     assert stamps.silent_s(begun) <= 10.0 <= stamps.silent_s(in_ten_s())
     stamps.resume(suspended)
-    stamps.begin_iteration(1)
+    stamps.begin_iteration()
     stamps.suspend()
     assert stamps.silent_s(LATER_NS) == 0.0
 
@@ -75,7 +74,7 @@ def test_once_an_end_is_expected_only_the_next_iteration_is_progress(stamps):
     assert progress(stamps) == progress(stamps)
     stamps.manual()
     assert progress(stamps) == progress(stamps)
-    stamps.begin_iteration(1)
+    stamps.begin_iteration()
     assert progress(stamps) > progress(stamps)
 
 
@@ -84,7 +83,7 @@ def test_no_suspension_puts_the_end_of_the_function_off(stamps):
     stamps.suspend()
     stamps.expect_end()
     assert 9.0 < stamps.silent_s(in_ten_s()) < 11.0
-    stamps.begin_iteration(1)
+    stamps.begin_iteration()
     stamps.suspend()
     assert stamps.silent_s(in_ten_s()) == 0.0
 
@@ -92,7 +91,7 @@ def test_no_suspension_puts_the_end_of_the_function_off(stamps):
 def test_a_thread_of_the_last_iteration_ends_no_suspension_of_this_one(stamps):
     """The thread has left its own block late."""
     former = stamps.suspend()
-    stamps.begin_iteration(1)
+    stamps.begin_iteration()
     suspended = stamps.suspend()
     stamps.resume(former)
     assert stamps.silent_s(in_ten_s()) == 0.0
@@ -117,10 +116,10 @@ def test_suspensions_nest(stamps):
 
 def test_another_process_reads_them(stamps):
     """The monitor reads the rank's stamps through the descriptor that it inherits."""
-    stamps.begin_iteration(3)
+    stamps.kill_pending = True
     script = (
         "import sys; from time import monotonic_ns; from nvrx_slurm.inprocess.progress import ProgressStamps; "
-        "s = ProgressStamps(int(sys.argv[1])); print(s.iteration, s.silent_s(monotonic_ns()) < 100)"
+        "s = ProgressStamps(int(sys.argv[1])); print(s.kill_pending, s.silent_s(monotonic_ns()) < 100)"
     )
     read = subprocess.run(
         [sys.executable, "-c", script, str(stamps.fd)],
@@ -129,7 +128,7 @@ def test_another_process_reads_them(stamps):
         text=True,
         check=True,
     )
-    assert read.stdout.split() == ["3", "True"]
+    assert read.stdout.split() == ["True", "True"]
 
 
 def test_a_late_ping_does_nothing(stamps):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.inprocess.callback_support import bounded, duplicate
+from nvrx_slurm.inprocess.callback_support import bounded
 from nvrx_slurm.inprocess.exception import TimeoutError
+from nvrx_slurm.inprocess.own_sockets import duplicate
 from nvrx_slurm.inprocess.state import Callback, FrozenState
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread

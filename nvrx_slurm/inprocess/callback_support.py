@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import os
-import socket
-import stat
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,23 +23,6 @@ def bounded(work: Callable[[], T], bound: datetime.timedelta, what: str) -> T:
     if not future.done():
         raise TimeoutError(f"{what} has not ended within {bound.total_seconds():g} s")
     return future.result()
-
-
-def duplicate(number: int) -> socket.socket | None:
-    """A duplicate of the socket with this file descriptor; None if it is no socket. Whether its operations block
-    stays as it is: `socket.setdefaulttimeout` would change that for all duplicates."""
-    try:
-        kept = os.dup(number)
-    except OSError:
-        return None
-    if not stat.S_ISSOCK(os.fstat(kept).st_mode):
-        os.close(kept)
-        return None
-    blocks = os.get_blocking(kept)
-    made = socket.socket(fileno=kept)
-    if socket.getdefaulttimeout() is not None:
-        os.set_blocking(kept, blocks)
-    return made
 
 
 def initialised() -> Any | None:

@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import importlib
 import importlib.util
-import os
 import socket
 import sys
 import threading
@@ -28,9 +27,8 @@ from typing import Any
 
 from nvrx_slurm.inprocess import environment
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
+from nvrx_slurm.inprocess.own_sockets import duplicate, sockets
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
-
-DESCRIPTORS = Path("/proc/self/fd")
 
 BLOCK_S = 5.0  # how long one read waits at the server
 _connecting = threading.Lock()
@@ -243,26 +241,14 @@ def _connected(
 ) -> tuple[Any, socket.socket | None]:
     """A client, and its socket. torch does not give access to it: it is the new socket that leads to that port."""
     with _connecting:
-        before = _sockets()
+        before = sockets()
         client = client_class(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        for descriptor in [descriptor for name, descriptor in _sockets().items() if name not in before]:
-            connection: socket.socket | None = None
+        for name, descriptor in sockets().items():
+            if name in before or (connection := duplicate(descriptor)) is None:
+                continue
             # One of these errors: it is no TCP socket.
             with contextlib.suppress(OSError, IndexError, TypeError):
-                connection = socket.socket(fileno=os.dup(descriptor))
                 if connection.getpeername()[1] == port:
                     return client, connection
-            if connection is not None:
-                connection.close()
+            connection.close()
     return client, None
-
-
-def _sockets() -> dict[str, int]:
-    """This process's sockets: the descriptor of each, by the kernel's name for it."""
-    found = {}
-    for entry in DESCRIPTORS.iterdir():
-        # An OSError: it was closed meanwhile, as the descriptor of this folder itself is.
-        with contextlib.suppress(OSError):
-            if (name := str(entry.readlink())).startswith("socket:"):
-                found[name] = int(entry.name)
-    return found

@@ -22,7 +22,6 @@ import datetime
 import os
 import platform
 import socket
-import stat
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.inprocess.abort import connect_to_gloo
-from nvrx_slurm.inprocess.callback_support import duplicate
+from nvrx_slurm.inprocess.own_sockets import duplicate, sockets
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
 
@@ -107,9 +106,9 @@ def _free_main_thread(is_free: Callable[[], bool]) -> None:
         peer = stack.enter_context(kept).getpeername()
         if peer in _refused:
             return
-        before = _sockets()
+        before = sockets()
         client = _client(store, peer, is_free)
-        new = [each for each in _sockets() - before if _is_connected(each, peer)]
+        new = [each for name, each in sockets().items() if name not in before and _is_connected(each, peer)]
         if client is None or len(new) != 1 or not _is_open(number, kept):
             return
         _cut.append(_Cut(number, kept, client, new[0]))
@@ -172,16 +171,6 @@ def _connection(number: int) -> socket.socket | None:
             return connection
     connection.close()
     return None
-
-
-def _sockets() -> set[int]:
-    """The file descriptors of this process's sockets."""
-    found = set()
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it has been closed
-            if stat.S_ISSOCK(path.stat().st_mode):
-                found.add(int(path.name))
-    return found
 
 
 def _is_connected(number: int, peer: Any) -> bool:

@@ -31,6 +31,7 @@ from urllib.parse import quote
 from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
+from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.files import make_folders, write_all
 from nvrx_slurm.util.locks import locked
 from nvrx_slurm.util.ownership import check_base, is_own
@@ -305,17 +306,11 @@ class FileWatch:
             os.close(self._inotify)
 
 
-class _Patience:
+class _Patience(SystemClock):
     """The clock by which a lock is waited for: a wait that ends when it is cancelled."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled = cancelled
-
-    def wall(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         if self._cancelled.wait(seconds):

@@ -121,8 +121,8 @@ class RankCycle:
         """One cycle for each entry, in order."""
         cycle = self
         for entry in entries:
-            event = _event(cycle, entry) if accepts(cycle.ledger, entry) else None
             ledger = fold(cycle.ledger, [entry])
+            event = _event(cycle, entry, ledger) if accepts(cycle.ledger, entry) else None
             sealed = entry if event is Event.SEALED and isinstance(entry, Sealed) else cycle.sealed
             phase = cycle.phase if event is None else after(cycle.phase, event)
             cycle = dataclasses.replace(cycle, ledger=ledger, sealed=sealed, phase=phase)
@@ -134,9 +134,9 @@ _BEHIND = frozenset(
 )
 
 
-def _event(cycle: RankCycle, entry: AnyEntry) -> Event | None:
-    """What an entry that counts means for this rank."""
-    before, ledger = cycle.ledger, fold(cycle.ledger, [entry])
+def _event(cycle: RankCycle, entry: AnyEntry, ledger: GroupLedger) -> Event | None:
+    """What an entry that counts, and after which the ledger is this one, means for this rank."""
+    before = cycle.ledger
     if cycle.replaced and isinstance(entry, Lost) and not entry.inherited:
         # However it left, its process ends.
         return None if before.stage is IterationStage.COMPLETED else Event.DIED

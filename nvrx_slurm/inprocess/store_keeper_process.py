@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -37,28 +37,9 @@ CONNECTED = ("02", "03")
 _STEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class KeptStore(Protocol):
-    """A store that is kept. `own`: how many connections it has to itself. It calls `moved` when its address has
-    changed."""
-
-    moved: Callable[[], None]
-    own: int
-
-    def place(self) -> HostedStore:
-        """Where it listens now."""
-
-    def connections(self) -> int: ...
-    async def start(self) -> None: ...
-    def check(self) -> None:
-        """Raises what has ended it for good."""
-
-    async def stop(self) -> None: ...
-
-
 class KeptValkey:
-    """A Valkey in a process of its own, which is started again when it was killed."""
-
-    own = 0
+    """A Valkey in a process of its own, which is started again when it was killed. It then calls `moved`: its address
+    has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -75,6 +56,7 @@ class KeptValkey:
         )
 
     def connections(self) -> int:
+        """How many there are, without its own."""
         return connections(self._server.port) if self._socket is None else connections_of_socket(self._socket)
 
     async def start(self) -> None:
@@ -110,6 +92,7 @@ class KeptValkey:
             self.moved()
 
     def check(self) -> None:
+        """Raise what has ended it for good."""
         if self._going.done():
             self._going.result()
 
@@ -121,9 +104,7 @@ class KeptValkey:
 
 
 class KeptTorchStore:
-    """A TCPStore of torch, in this process."""
-
-    own = 1  # the process that hosts a TCPStore is its client too
+    """The same of torch's TCPStore, in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.moved = _nothing
@@ -135,7 +116,7 @@ class KeptTorchStore:
         return HostedStore(port=self.port, keeper=os.getpid(), began=started_ticks(os.getpid()) or 0)
 
     def connections(self) -> int:
-        return connections(self.port)
+        return connections(self.port) - 1  # the process that hosts a TCPStore is its client too
 
     async def start(self) -> None:
         store_tcp.only_store_of_torch()
@@ -166,6 +147,7 @@ def _adopted() -> Callable[[], None]:
     return adopt
 
 
+KeptStore = KeptValkey | KeptTorchStore
 _KINDS: dict[str, Callable[[Path], KeptStore]] = {VALKEY: KeptValkey, TORCH: KeptTorchStore}
 
 
@@ -184,17 +166,13 @@ async def keep(store: KeptStore, folder: Path, *, look_s: float = LOOK_S) -> Non
         while left:
             await asyncio.sleep(look_s)
             store.check()
-            left = LINGER_LOOKS if _is_used(store) else left - 1
+            left = LINGER_LOOKS if store.connections() > 0 else left - 1
         store.moved = _nothing
         (folder / "place.json").unlink(missing_ok=True)
         # No rank finds the store from now on, but one may have found it just before.
         await asyncio.sleep(look_s)
-        used = _is_used(store)
+        used = store.connections() > 0
     await store.stop()
-
-
-def _is_used(store: KeptStore) -> bool:
-    return store.connections() > store.own
 
 
 def connections(port: int) -> int:

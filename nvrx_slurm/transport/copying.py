@@ -60,35 +60,22 @@ _move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move.restype = ctypes.c_void_p
 
 
-def copy(target: memoryview, source: memoryview) -> None:
-    """Copy all of `source` to the start of `target`. Both are contiguous bytes."""
+def copy(target: memoryview, source: memoryview, seen: Callable[[memoryview], object] | None = None) -> None:
+    """Copy all of `source` to the start of `target`. Both are contiguous bytes. `seen` gets each piece of the target
+    once, in order, just after it was written."""
     size = source.nbytes
     if size <= PIECE_BYTES:
         target[:size] = source
+        if seen is not None:
+            seen(target[:size])
         return
-    to, from_ = _PyBuffer(), _PyBuffer()
-    try:
-        _get_buffer(target, to, _WRITABLE)
-        _get_buffer(source, from_, 0)
-        _move(to.buf, from_.buf, size)
-    finally:
-        # Each release does nothing where its buffer was not got.
-        _release_buffer(to)
-        _release_buffer(from_)
-
-
-def copy_seen(target: memoryview, source: memoryview, seen: Callable[[memoryview], object]) -> None:
-    """As `copy`; `seen` gets each piece of the target once, in order, just after it was written."""
-    size = source.nbytes
-    if size <= PIECE_BYTES:
-        target[:size] = source
-        seen(target[:size])
-        return
+    piece_bytes = size if seen is None else PIECE_BYTES
     with _address(target[:size], _WRITABLE) as to, _address(source, 0) as from_:
-        for start in range(0, size, PIECE_BYTES):
-            end = min(start + PIECE_BYTES, size)
+        for start in range(0, size, piece_bytes):
+            end = min(start + piece_bytes, size)
             _move(to + start, from_ + start, end - start)
-            seen(target[start:end])
+            if seen is not None:
+                seen(target[start:end])
 
 
 def copy_hashed(target: memoryview, source: memoryview) -> int:
@@ -97,7 +84,7 @@ def copy_hashed(target: memoryview, source: memoryview) -> int:
         copy(target, source)
         return checksum(target[: source.nbytes])
     digest = xxhash.xxh3_64()
-    copy_seen(target, source, digest.update)
+    copy(target, source, digest.update)
     return digest.intdigest()
 
 
@@ -138,4 +125,5 @@ def _address(view: memoryview, flags: int) -> Iterator[int]:
         _get_buffer(view, buffer, flags)
         yield buffer.buf
     finally:
+        # This does nothing where the buffer was not got.
         _release_buffer(buffer)

@@ -73,11 +73,7 @@ class Claim:
         target = copying.as_bytes(buffer)
         if not 0 <= start <= self.size - target.nbytes:
             raise ValueError(f"bytes {start} to {start + target.nbytes} of a payload of {self.size} cannot be read")
-        source = self.payload[start : start + target.nbytes]
-        if seen is None:
-            copying.copy(target, source)
-        else:
-            copying.copy_seen(target, source, seen)
+        copying.copy(target, self.payload[start : start + target.nbytes], seen)
 
     def copied(self, expected: str = "") -> bytearray:
         """The payload, as a copy. `expected`: the checksum of its ref. Raises PayloadCorrupt where these are not the
@@ -190,7 +186,7 @@ class Writing:
         if self._hash is None or offset != in_order:
             copying.copy(target, source)
         else:
-            copying.copy_seen(target, source, self._hash.update)
+            copying.copy(target, source, self._hash.update)
             self._in_order = offset + source.nbytes
 
     def publish(self) -> PayloadRef:

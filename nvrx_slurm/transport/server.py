@@ -111,9 +111,8 @@ class PayloadServer:
         self._limits = ServerLimits() if limits is None else arguments.instance("limits", limits, ServerLimits)
         self._most_links = arguments.whole("most_links", most_links, 1)
         self._rings = {ring.name: ring}
-        self._guard = threading.Lock()
-        self._changed = threading.Condition(self._guard)
         self._links: set[PeerLink] = set()
+        self._changed = threading.Condition()
         self._is_closed = False
         self._pid = os.getpid()
         self._listeners = []
@@ -149,7 +148,7 @@ class PayloadServer:
 
     def close(self) -> None:
         """Stop within a second: no new readers, and those that read now fail with PeerReset. The ring stays."""
-        with self._guard:
+        with self._changed:
             if self._is_closed or self._pid != os.getpid():
                 return
             self._is_closed = True
@@ -174,7 +173,7 @@ class PayloadServer:
 
     def _serve(self, link: PeerLink) -> None:
         # The handshake has asked for the status, too; other links may have been admitted since.
-        with self._guard:
+        with self._changed:
             if (status := self._status()) is protocol.ResponseStatus.OK:
                 self._links.add(link)
         if status is not protocol.ResponseStatus.OK:
@@ -206,8 +205,7 @@ class PayloadServer:
             link.drop()
         self._links = set()
         # A thread of the parent may hold the old one.
-        self._guard = threading.Lock()
-        self._changed = threading.Condition(self._guard)
+        self._changed = threading.Condition()
 
 
 class Offer(NamedTuple):

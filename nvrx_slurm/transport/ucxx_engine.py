@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nvrx_slurm.transport.errors import PeerRefused, PeerReset
@@ -302,7 +303,9 @@ SPARE_S = 5.0  # so long may the answer of one that was overtaken still be on it
 class UcxWorker:
     """`is_spent`: another worker must be taken for what comes next."""
 
-    def __init__(self, ucx: Ucx, context: Any, later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self, ucx: SimpleNamespace, context: Any, later: Callable[[float, Callable[[], None]], None]
+    ) -> None:
         self._ucx, self._later = ucx, later
         self._any_tag = ucx.tag(0), ucx.tag_mask(0)
         self.worker = ucx.worker(context)
@@ -367,22 +370,9 @@ VERSION = "0.52"  # of the binding: what lies below its asyncio layer may be ano
 _INSTALL = "pip install 'nvrx-slurm[ucxx-cu12]' (or ucxx-cu13)"
 
 
-class Ucx(NamedTuple):
-    """The parts of the binding that this package uses."""
-
-    context: Any
-    worker: Any
-    address: Any
-    endpoint: Any
-    tag: Any
-    tag_mask: Any
-    array: Any
-    canceling: Any
-
-
 @functools.cache
-def _load() -> Ucx:
-    """Load the binding. Raises PeerRefused, which says what to install."""
+def _load() -> SimpleNamespace:
+    """The parts of the binding that this package uses. Raises PeerRefused, which says what to install."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -399,13 +389,13 @@ def _load() -> Ucx:
     with contextlib.suppress(OSError, AttributeError):
         canceling = ctypes.CDLL("libucxx.so")._ZNK4ucxx8Endpoint16getCancelingSizeEv
         canceling.argtypes, canceling.restype = [ctypes.c_void_p], ctypes.c_size_t
-    return Ucx(
-        library.UCXContext,
-        library.UCXWorker,
-        library.UCXAddress,
-        library.UCXEndpoint,
-        library.UCXXTag,
-        library.UCXXTagMask,
-        array,
-        canceling,
+    return SimpleNamespace(
+        context=library.UCXContext,
+        worker=library.UCXWorker,
+        address=library.UCXAddress,
+        endpoint=library.UCXEndpoint,
+        tag=library.UCXXTag,
+        tag_mask=library.UCXXTagMask,
+        array=array,
+        canceling=canceling,
     )

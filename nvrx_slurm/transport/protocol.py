@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
@@ -90,10 +90,7 @@ class ClientHello(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: bytes | bytearray) -> ClientHello:
-        magic, version, nonce = _HELLO.unpack(frame)
-        if magic != MAGIC:
-            raise PayloadCorrupt("this is no hello of this protocol")
-        return cls(version, nonce)
+        return cls(*_fields(_HELLO, MAGIC, frame, "this is no hello of this protocol"))
 
 
 class Challenge(NamedTuple):
@@ -111,10 +108,8 @@ class Challenge(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: bytes | bytearray) -> Challenge:
-        magic, version, status, eviction_ms, nonce, proof = _CHALLENGE.unpack(frame)
-        if magic != MAGIC:
-            raise PayloadCorrupt("no server of payloads is listening there")
-        return cls(version, _member(ResponseStatus, "status", status), eviction_ms, nonce, proof)
+        version, status, *rest = _fields(_CHALLENGE, MAGIC, frame, "no server of payloads is listening there")
+        return cls(version, _member(ResponseStatus, "status", status), *rest)
 
 
 class PayloadRequest(NamedTuple):
@@ -134,16 +129,10 @@ class PayloadRequest(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: bytes | bytearray) -> PayloadRequest:
-        mark, call, slot, budget_ms, generation, ring = _REQUEST.unpack(frame)
-        if mark != _REQUEST_MARK:
-            raise PayloadCorrupt("this is no request of this protocol")
-        return cls(
-            _member(RequestKind, "call", call),
-            slot,
-            budget_ms,
-            generation,
-            ring.rstrip(b"\0").decode("ascii", "replace"),
-        )
+        why = "this is no request of this protocol"
+        call, slot, budget_ms, generation, ring = _fields(_REQUEST, _REQUEST_MARK, frame, why)
+        name = ring.rstrip(b"\0").decode("ascii", "replace")
+        return cls(_member(RequestKind, "call", call), slot, budget_ms, generation, name)
 
 
 class Response(NamedTuple):
@@ -159,10 +148,8 @@ class Response(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: bytes | bytearray) -> Response:
-        mark, status, size, checksum, generation = _ANSWER.unpack(frame)
-        if mark != _ANSWER_MARK:
-            raise PayloadCorrupt("the peer's answer is none of this protocol")
-        return cls(_member(ResponseStatus, "status", status), size, checksum, generation)
+        status, *rest = _fields(_ANSWER, _ANSWER_MARK, frame, "the peer's answer is none of this protocol")
+        return cls(_member(ResponseStatus, "status", status), *rest)
 
 
 class Ack(NamedTuple):
@@ -177,10 +164,16 @@ class Ack(NamedTuple):
 
     @classmethod
     def unpack(cls, frame: bytes | bytearray) -> Ack:
-        mark, verdict, slot, generation = _ACK.unpack(frame)
-        if mark != _ACK_MARK:
-            raise PayloadCorrupt("this is no ack of this protocol")
-        return cls(_member(AckVerdict, "verdict", verdict), slot, generation)
+        verdict, *rest = _fields(_ACK, _ACK_MARK, frame, "this is no ack of this protocol")
+        return cls(_member(AckVerdict, "verdict", verdict), *rest)
+
+
+def _fields(layout: struct.Struct, mark: bytes, frame: bytes | bytearray, otherwise: str) -> list[Any]:
+    """The fields of a frame, behind its mark. Raises PayloadCorrupt, with the text `otherwise`, for another mark."""
+    found, *fields = layout.unpack(frame)
+    if found != mark:
+        raise PayloadCorrupt(otherwise)
+    return fields
 
 
 def _member(kind: type[C], noun: str, number: int) -> C:

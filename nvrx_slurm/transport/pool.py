@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -116,7 +116,7 @@ class Pool:
         self._backends, self._token = backends, token
         self._per_port, self._keep_s = per_port, keep_s
         self._guard = threading.Lock()
-        self._ports: dict[str, _Port] = {}
+        self._ports: defaultdict[str, _Port] = defaultdict(_Port)
         self._busy: weakref.WeakSet[PeerLink] = weakref.WeakSet()  # in a handshake, too
         self._unconfirmed: deque[UnconfirmedAck] = deque(maxlen=MOST_UNCONFIRMED)
         self._looks_at = 0.0
@@ -231,7 +231,7 @@ class Pool:
         try:
             while True:
                 with self._guard:
-                    port = self._port(address)
+                    port = self._ports[address]
                     # Its wait was over before it was woken; it looks once more.
                     if turn in port.waiting:
                         port.waiting.remove(turn)
@@ -258,17 +258,11 @@ class Pool:
         finally:
             watch(None)
 
-    def _port(self, address: str) -> _Port:
-        port = self._ports.get(address)
-        if port is None:
-            port = self._ports[address] = _Port()
-        return port
-
     def _found(self, address: str, old: list[PooledConnection]) -> PooledConnection | _Place | None:
         """Under the lock, find an idle connection, or a place for a new one. `old` gets those to be closed."""
         if self.is_closed:
             raise PeerReset("the client was closed")
-        port = self._port(address)
+        port = self._ports[address]
         # The one that was used last comes first: it is the youngest.
         while port.idle:
             connection = port.idle.pop()

@@ -107,11 +107,10 @@ class FileConnection(Connection):
     def touch(self) -> None:
         """Mark the call as in use, and remove what other groups have left here long ago."""
         with self._usable():
-            beats = self._open("beats")
-            os.utime(beats)
-            # By the file system's own clock: that of this host may differ.
-            now = os.fstat(beats).st_mtime
-            os.close(beats)
+            with self._opened("beats") as beats:
+                os.utime(beats)
+                # By the file system's own clock: that of this host may differ.
+                now = os.fstat(beats).st_mtime
             # Only calls of this user whose last heartbeat is long ago: a folder like /tmp also holds those of other
             # users, and links.
             path = self._folder.parent.parent
@@ -173,14 +172,10 @@ class FileConnection(Connection):
         return self.arrivals(barrier).get(member)
 
     def beat(self, member: int, watched: int | None) -> int:
-        with self._usable():
-            beats = self._open("beats")
-            try:
-                # Without a lock: each number has one writer, the member's monitor.
-                os.pwrite(beats, _BEAT.pack(_beats_of(beats, member) + 1), member * _BEAT.size)
-                return 0 if watched is None else _beats_of(beats, watched)
-            finally:
-                os.close(beats)
+        with self._usable(), self._opened("beats") as beats:
+            # Without a lock: each number has one writer, the member's monitor.
+            os.pwrite(beats, _BEAT.pack(_beats_of(beats, member) + 1), member * _BEAT.size)
+            return 0 if watched is None else _beats_of(beats, watched)
 
     def clear(self) -> None:
         # An OSError: it has gone, or the group has other calls.
@@ -206,23 +201,21 @@ class FileConnection(Connection):
         """Yields the file, open at its end, and its entries. Inside the block no other process adds to the call."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._usable())
-            os.close(self._open("lock"))
+            with self._opened("lock"):
+                pass  # it is checked, and there
             clock = _Patience(self._cancelled)
             lock = locked(self._folder / "lock", timeout_s=self._patience_s, clock=clock)
             if not stack.enter_context(lock):
                 raise StoreError(f"the file system of {self._folder} has no locks: name a path on another one")
-            file = self._open(name)
-            try:
-                data = _whole(file)
-                entries, length = _parsed(data)
-                if length < len(data):
-                    # The rest is half an entry, of a process that was killed while it wrote.
-                    os.ftruncate(file, length)
-                os.lseek(file, length, os.SEEK_SET)
-                yield file, entries
-            finally:
-                # Before the lock is released: then NFS shows the entry to the next holder.
-                os.close(file)
+            # It is closed before the lock is released: then NFS shows the entry to the next holder.
+            file = stack.enter_context(self._opened(name))
+            data = _whole(file)
+            entries, length = _parsed(data)
+            if length < len(data):
+                # The rest is half an entry, of a process that was killed while it wrote.
+                os.ftruncate(file, length)
+            os.lseek(file, length, os.SEEK_SET)
+            yield file, entries
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
@@ -237,14 +230,12 @@ class FileConnection(Connection):
         return StoreError(f"{self._folder} has lost its first {after} entries: was it removed?")
 
     def _entries(self, name: str) -> list[bytes]:
-        file = self._open(name)
-        try:
+        with self._opened(name) as file:
             return _parsed(_whole(file))[0]
-        finally:
-            os.close(file)
 
-    def _open(self, name: str) -> int:
-        """Open a file of the call."""
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """A file of the call, open."""
         # Always with O_CREAT: NFS may remember for long that a file did not exist.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         path = self._folder / name
@@ -257,15 +248,17 @@ class FileConnection(Connection):
                 return os.open(path, flags, 0o600)
 
             file = _again_if_removed(make)
-        # Checked each time: a user who can write to a folder above can replace everything below it.
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o022):
+        try:
+            # Checked each time: a user who can write to a folder above can replace everything below it.
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or not is_own(status, closed=0o022):
+                raise StoreError(
+                    f"{self._folder / name} is no file of user {os.geteuid()} alone (owner {status.st_uid}, mode"
+                    f" {stat.S_IMODE(status.st_mode):04o}): it is not used"
+                )
+            yield file
+        finally:
             os.close(file)
-            raise StoreError(
-                f"{self._folder / name} is no file of user {os.geteuid()} alone (owner {status.st_uid}, mode"
-                f" {stat.S_IMODE(status.st_mode):04o}): it is not used"
-            )
-        return file
 
 
 IN_MODIFY, IN_MOVED_TO = 0x002, 0x080

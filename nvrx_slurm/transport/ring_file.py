@@ -82,33 +82,37 @@ def make(folder: Path, name: str, size: int, fill: Callable[[mmap.mmap], None]) 
 
 
 def open_(folder: Path, name: str) -> tuple[mmap.mmap, Header]:
-    """A ring that another process of this user has made. Raises RingError.
-
-    Before the owner is checked, nothing is read from the file, mapped, or locked. O_NONBLOCK: to open a FIFO waits.
-    """
+    """A ring that another process of this user has made. Raises RingError."""
     if not is_ring_name(name):
         raise RingError(f"{name!r} is no name of a ring")
-    with _described(f"ring {name} cannot be attached"):
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if (why := foreign(status)) is not None:
-                raise ForeignRing(f"{folder / name} is not used: {why}; a ring is a file of this user, mode 0600")
-            header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), name)
-            if header.creator.namespace != namespace():
-                raise RingError(
-                    f"ring {name} was made in another namespace of process ids (another container): its locks and "
-                    "owners mean nothing here; read it through its server, or share the namespace"
-                )
-            # A lock is an address, which no view checks: in a file that is too short it may lie beyond the mapping.
-            expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
-            if status.st_size != expected:
-                raise RingError(
-                    f"ring {name} has {status.st_size} bytes where its header says {expected}: it was changed"
-                )
-            return mmap.mmap(descriptor, status.st_size), header
-        finally:
-            os.close(descriptor)
+    with _described(f"ring {name} cannot be attached"), _opened(folder / name, os.O_RDWR) as (descriptor, size):
+        header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), name)
+        if header.creator.namespace != namespace():
+            raise RingError(
+                f"ring {name} was made in another namespace of process ids (another container): its locks and "
+                "owners mean nothing here; read it through its server, or share the namespace"
+            )
+        # A lock is an address, which no view checks: in a file that is too short it may lie beyond the mapping.
+        expected = checked(header.shape.slots, header.shape.slot_bytes).total_bytes
+        if size != expected:
+            raise RingError(f"ring {name} has {size} bytes where its header says {expected}: it was changed")
+        return mmap.mmap(descriptor, size), header
+
+
+@contextlib.contextmanager
+def _opened(path: Path, access: int) -> Iterator[tuple[int, int]]:
+    """The file's descriptor, and its size. Raises ForeignRing where `foreign` says so.
+
+    Before that is asked, nothing is read from the file, mapped, or locked. O_NONBLOCK: to open a FIFO waits.
+    """
+    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if (why := foreign(status)) is not None:
+            raise ForeignRing(f"{path} is not used: {why}; a ring is a file of this user, mode 0600")
+        yield descriptor, status.st_size
+    finally:
+        os.close(descriptor)
 
 
 def foreign(status: os.stat_result) -> str | None:
@@ -161,14 +165,9 @@ def _untrack(name: str) -> None:
 
 
 def _is_orphan(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            if foreign(os.fstat(descriptor)) is not None:
-                return False
+    with contextlib.suppress(OSError, ForeignRing):
+        with _opened(path, os.O_RDONLY) as (descriptor, _):
             creator, _ = made_by(os.pread(descriptor, HEADER_BYTES, 0))
-        finally:
-            os.close(descriptor)
         # In another namespace this pid may be a different process, or none, while the creator lives.
         if creator is not None and creator.namespace == namespace():
             return not runs(creator.pid, creator.started_ticks)

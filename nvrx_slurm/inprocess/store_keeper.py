@@ -121,14 +121,11 @@ def _find(folder: Path) -> HostedStore | None:
     """Where the store is, if a keeper runs; None after a while without a change."""
     if (place := _read(folder)) is not None:
         return place
-    watch = FileWatch(folder)
-    try:
+    with contextlib.closing(FileWatch(folder)) as watch:
         if (place := _read(folder)) is None:
             # It may have come before the watch.
             watch.wait(LOOK_S)
         return place or _read(folder)
-    finally:
-        watch.close()
 
 
 def _read(folder: Path) -> HostedStore | None:

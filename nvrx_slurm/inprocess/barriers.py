@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from nvrx_slurm.errors import UntrustedRecord
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted
+from nvrx_slurm.inprocess.attribution import InterruptionRecord
+from nvrx_slurm.inprocess.ledger import GroupLedger
 from nvrx_slurm.util.decoding import decode
 
 JOIN = "join"  # each member's process: a run that finds another run's keys sees that they are not its own
@@ -63,23 +63,9 @@ class NewPlace(Payload, frozen=True, kw_only=True):
 
 
 class Noticing(Payload, frozen=True, kw_only=True):
-    """A member's own fault, which interrupted the iteration or came at the same time; empty without one."""
+    """A member's own fault, if any, which interrupted the iteration or came at the same time."""
 
-    rank: int | None = None
-    interruption: Interruption | None = None
-    text: str = ""
-    host: str = ""
-    stack: str = ""
-
-    @classmethod
-    def of(cls, entry: Interrupted) -> Noticing:
-        """The fault that the entry records."""
-        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
-
-    def record(self) -> InterruptionRecord | None:
-        if self.interruption is None:
-            return None
-        return InterruptionRecord(self.rank, self.interruption, self.text, self.host, self.stack)
+    fault: InterruptionRecord | None = None
 
 
 P = TypeVar("P", bound=Payload)

@@ -239,7 +239,7 @@ class CallWrapper:
         cycle = self._group.cycle
         if cycle.phase is CyclePhase.INTERRUPTED:
             own = self._interrupter.own
-            self._group.notice(cycle.iteration, Noticing() if own is None else Noticing.of(own))
+            self._group.notice(cycle.iteration, Noticing(fault=None if own is None else own.record()))
         begins_again = cycle.phase is CyclePhase.RUNNING is not before and cycle.iteration > 0
         if begins_again and self._rank.state.active_rank == 0:
             restart = self._reporter.report(self._watch.parts().get(RestartPart.RE_ENTERED.value, 0.0))

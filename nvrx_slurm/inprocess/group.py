@@ -237,7 +237,8 @@ class Group:
         """This rank has failed, and so has the iteration. Where the log has a failure of it already, this rank's own
         goes to the barrier of notices."""
         if not self.propose(entry):
-            self._connection.arrive(barriers.notice(entry.iteration), self.cycle.member, pack(Noticing.of(entry)))
+            notice = pack(Noticing(fault=entry.record()))
+            self._connection.arrive(barriers.notice(entry.iteration), self.cycle.member, notice)
 
     def propose_loss(self, lost: Lost) -> None:
         """This rank is out. If the store does not answer, the others see it when this rank's heartbeats end."""

@@ -208,13 +208,13 @@ class RestartReporter:
         entries = [*ledger.causes, *(lost for lost in fresh if lost not in ledger.causes)]
         named = {entry.member for entry in entries}
         notices = [
-            notice.record()
+            notice.fault
             for before in range(iteration - len(ledger.causes), iteration)
             for member, notice in self._group.arrivals(barriers.notice(before), Noticing).items()
-            if member not in named
+            if member not in named and notice.fault is not None
         ]
         self.skip()
-        return (*(entry.record() for entry in entries), *(record for record in notices if record is not None))
+        return (*(entry.record() for entry in entries), *notices)
 
 
 def in_one_line(restart: Restart) -> str:

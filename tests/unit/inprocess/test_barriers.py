@@ -23,6 +23,7 @@ from nvrx_slurm.inprocess.barriers import (
 from nvrx_slurm.inprocess.ledger import GroupLedger, Interrupted, Lost, fold
 
 PROCESS = MemberProcess(host="n1", pid=7, began=99)
+FAULT = InterruptionRecord(2, Interruption.EXCEPTION, "boom", "n1", "at line 3")
 
 
 def place(rank: int, of: int, active: int | None = None, active_of: int = 0) -> NewPlace:
@@ -35,7 +36,7 @@ def all_active(*ranks: int, of: int) -> dict[int, NewPlace]:
 
 @pytest.mark.parametrize(
     "payload",
-    [PROCESS, Ready(rank=3, published=("host", "n1")), place(1, 2, None, 1), Noticing(text="boom")],
+    [PROCESS, Ready(rank=3, published=("host", "n1")), place(1, 2, None, 1), Noticing(fault=FAULT)],
     ids=lambda payload: type(payload).__name__,
 )
 def test_a_payload_is_read_as_it_was_packed(payload: Payload) -> None:
@@ -75,11 +76,10 @@ def test_ranks_that_are_no_world_are_refused(places: dict[int, NewPlace], named:
 
 def test_a_rank_that_reports_no_failure_leaves_no_record() -> None:
     """Only ranks that failed themselves have records, with all that they reported."""
-    assert Noticing().record() is None
+    assert unpack(pack(Noticing()), Noticing).fault is None
     about: dict[str, Any] = {"rank": 2, "text": "boom", "host": "n1", "stack": "at line 3"}
     failed = Interrupted(iteration=4, member=1, interruption=Interruption.EXCEPTION, **about)
-    record = InterruptionRecord(2, Interruption.EXCEPTION, "boom", "n1", "at line 3")
-    assert Noticing.of(failed).record() == failed.record() == record
+    assert unpack(pack(Noticing(fault=failed.record())), Noticing).fault == failed.record() == FAULT
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"rank":"x"}', b"7"])

@@ -47,13 +47,8 @@ class ProcessState(msgspec.Struct, frozen=True):
     syscall: str | None
     threads: int
     waiting: tuple[tuple[str, int], ...]
-    caught: int
     open_files: tuple[str, ...]
     kernel_stack: str | None
-
-    def catches(self, signum: int) -> bool:
-        """Whether the process has a handler of its own for the signal."""
-        return has_signal(self.caught, signum)
 
     def text(self) -> str:
         """All of it as lines for a person, each ending with a newline."""
@@ -96,7 +91,6 @@ def describe(pid: int) -> ProcessState | None:
         syscall=describe_syscall(syscall, os.uname().machine) if syscall else None,
         threads=len(tids),
         waiting=tuple(Counter(_waits(pid, tid) for tid in tids[:MOST_THREADS]).most_common()),
-        caught=main.caught,
         open_files=tuple(_open_files(pid)),
         kernel_stack=_read(f"{folder}/stack"),
         # Last: it is the one that waits for the lock of the memory map.

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from nvrx_slurm.cluster.slurm_nodes import SlurmNode
+from nvrx_slurm.cluster.slurm_nodes import JobNodes, SlurmNode
 from nvrx_slurm.journal.records import AgentsStarted
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -43,20 +42,6 @@ STABLE_S = 60.0
 NO_AGENT_S = 60.0
 
 LOOKS_AT_ONCE = 64
-
-
-class SlurmPort(Protocol):
-    """What `slurm_nodes` knows of this job's nodes."""
-
-    async def allocated(self) -> Collection[str] | None:
-        """The nodes that the job holds now; None: Slurm does not answer."""
-        ...
-
-    async def nodes(self, names: Sequence[str]) -> Mapping[str, SlurmNode]: ...
-
-    async def answers(self, node: SlurmNode) -> bool:
-        """Whether its slurmd works."""
-        ...
 
 
 def step_command(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
@@ -96,8 +81,8 @@ class Step(msgspec.Struct, eq=False):
 
 
 class AgentSteps:
-    """Runs the steps. `start` starts an srun for its command; `tell` journals what is started; `is_over` says whether
-    the job has ended."""
+    """Runs the steps. `start` starts an srun for its command; `slurm` asks about the nodes; `tell` journals what is
+    started; `is_over` says whether the job has ended."""
 
     def __init__(
         self,
@@ -106,7 +91,7 @@ class AgentSteps:
         own_node: str | None,
         command: Sequence[str],
         start: Callable[[Sequence[str]], Awaitable[Process]],
-        slurm: SlurmPort,
+        slurm: JobNodes,
         tell: Callable[[AgentsStarted], Awaitable[None]],
         is_over: Callable[[], bool],
         generation: int,

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from nvrx_slurm.batch.agents import SlurmPort
 from nvrx_slurm.batch.ending import notice_s
+from nvrx_slurm.cluster.allocation import HeldAllocation
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
@@ -30,21 +29,10 @@ GIVEN_UP_WITHIN_S = 30.0
 LOOK_S, ASK_AGAIN_S = 1.0, 10.0
 
 
-class AllocationPort(SlurmPort, Protocol):
-    """What `cluster.allocation.HeldAllocation` knows of Slurm's job, and does to it."""
-
-    async def time_left_s(self) -> float | None:
-        """Until its time limit; inf: it has none; None: Slurm does not answer."""
-        ...
-
-    async def slurmd_timeout_s(self) -> float | None: ...
-    async def shrink_to(self, nodes: Sequence[str]) -> None: ...
-
-
 class AllocationKeeper:
     """Of one job, in Slurm's job `job_id`."""
 
-    def __init__(self, job_id: str, slurm: AllocationPort, bounds: FaultToleranceSpec, clock: Clock) -> None:
+    def __init__(self, job_id: str, slurm: HeldAllocation, bounds: FaultToleranceSpec, clock: Clock) -> None:
         self._job_id, self._slurm, self._bounds, self._clock = job_id, slurm, bounds, clock
         self._shrinking = asyncio.Lock()  # two updates of one list of nodes must not cross
         self.gave_up = False

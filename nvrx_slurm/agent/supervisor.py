@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -239,26 +238,34 @@ class Supervisor:
         self._say(op="spawned", id=order["id"], pid=pid, warm=True, cold=None)
 
     def _spawn_cold(self, order: dict[str, Any], fds: list[int], why: str | None) -> None:
-        """Fork; the child reports through a pipe if it cannot run its program. Meanwhile the next one is forked.
-        `why`: it was to be forked from a warm process, and was not."""
+        """Fork a worker here. `why`: it was to be forked from a warm process, and was not."""
         argv, env = order["argv"], {**os.environ, **order["env"]}
+        try:
+            pid = self._fork(fds, lambda parent, pipe: become(parent, pipe, argv, env, order["cwd"], *fds))
+        except OSError as error:
+            self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
+        else:
+            self.workers[pid] = order["id"]
+            self.cold[pid] = why
+
+    def _fork(self, fds: list[int], run: Callable[[int, int], None]) -> int:
+        """Fork a child that runs a program by `run`, and reports through a pipe if it cannot; meanwhile the next one
+        is forked. Closes its output, `fds`, here. Raises OSError."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
             pid = fork_child()  # not posix_spawn, which cannot set PR_SET_PDEATHSIG
-        except OSError as error:
-            os.close(read_end)
-            self._say(op="exited", id=order["id"], error=f"{error.strerror}: {argv[0]}")
-        else:
             if pid == 0:
-                become(parent, write_end, argv, env, order["cwd"], *fds)
-            self.workers[pid] = order["id"]
-            self.cold[pid] = why
-            self.starting[pid] = read_end
-            self.poller.register(read_end, select.POLLIN)
+                run(parent, write_end)
+        except OSError:
+            os.close(read_end)
+            raise
         finally:
             for descriptor in (write_end, *fds):
                 os.close(descriptor)
+        self.starting[pid] = read_end
+        self.poller.register(read_end, select.POLLIN)
+        return pid
 
     def _warm(self, order: dict[str, Any], fds: list[int]) -> None:
         self.warm.start(order, {**os.environ, **order["env"]})
@@ -268,27 +275,18 @@ class Supervisor:
 
     def _run(self, order: dict[str, Any], fds: list[int]) -> None:
         """Fork a user's command, where a worker is."""
-        identity = order["id"]
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        parent = os.getpid()
         # While workers are stopped it would only be one more to stop. A worker that is no child has ended.
-        refused = not self.may_spawn or self.teardown is not None or order["beside"] not in descendants(parent)
-        try:
-            if refused:
-                raise OSError(errno.ESRCH, "the worker that it was to run beside has ended")
-            pid = fork_child()
-        except OSError as error:
-            os.close(read_end)
-            self._say(op="command", id=identity, error=f"{error.strerror}")
-        else:
-            if pid == 0:
-                become_command(parent, write_end, order, *fds)
-            self.commands[pid] = identity
-            self.starting[pid] = read_end
-            self.poller.register(read_end, select.POLLIN)
-        finally:
-            for descriptor in (write_end, *fds):
+        if not self.may_spawn or self.teardown is not None or order["beside"] not in descendants(os.getpid()):
+            for descriptor in fds:
                 os.close(descriptor)
+            self._say(op="command", id=order["id"], error="the worker that it was to run beside has ended")
+            return
+        try:
+            pid = self._fork(fds, lambda parent, pipe: become_command(parent, pipe, order, *fds))
+        except OSError as error:
+            self._say(op="command", id=order["id"], error=str(error.strerror))
+        else:
+            self.commands[pid] = order["id"]
 
     def _signal(self, order: dict[str, Any], fds: list[int]) -> None:
         for pid, identity in self.commands.items():

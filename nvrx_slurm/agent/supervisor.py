@@ -32,11 +32,12 @@ Messages are JSON, one per SOCK_SEQPACKET datagram:
                          {"op": "lock"} + [fd]                the lock of the node's one agent
     supervisor → agent   {"op": "spawned", "id", "pid", "warm", "cold": why it is not warm | null}
                          {"op": "warm", "id": role, "said": [word, …]}    what a warm process says, or how it ended
-                         {"op": "exited", "id", "code" | "signal" | "error", "at", "sent": [signal, …]}
-                         {"op": "command", "id", "code" | "signal" | "error"}       a user's command has ended
+                         {"op": "exited", "id", "exit_code" | "signal" | "error", "at", "sent": [signal, …]}
+                         {"op": "command", "id", "end": {"exit_code" | "signal" | "error"}}
+                                                              a user's command has ended
                          {"op": "phase", "phase", "left": [pid, …], "ends_in_s"}    as it begins, and each second
-                         {"op": "stopped", "survivors": [pid, …]}    no worker is left
-                         {"op": "lapsed", "survivors": [pid, …]}     the same, because the lease lapsed
+                         {"op": "stopped", "survivors": [pid, …], "lapsed": bool}
+                                                              no worker is left; the lease had lapsed, or not
                          {"op": "released", "grant"}          an ordinary lease is in force again
 """
 
@@ -224,7 +225,7 @@ class Supervisor:
         if not self.may_spawn:
             for descriptor in fds:
                 os.close(descriptor)
-            self._say(op="lapsed", survivors=[])
+            self._say(op="stopped", survivors=[], lapsed=True)
             return
         why_cold = None
         if order["warm"] is not None:
@@ -279,12 +280,13 @@ class Supervisor:
         if not self.may_spawn or self.teardown is not None or order["beside"] not in descendants(os.getpid()):
             for descriptor in fds:
                 os.close(descriptor)
-            self._say(op="command", id=order["id"], error="the worker that it was to run beside has ended")
+            end = {"error": "the worker that it was to run beside has ended"}
+            self._say(op="command", id=order["id"], end=end)
             return
         try:
             pid = self._fork(fds, lambda parent, pipe: become_command(parent, pipe, order, *fds))
         except OSError as error:
-            self._say(op="command", id=order["id"], error=str(error.strerror))
+            self._say(op="command", id=order["id"], end={"error": str(error.strerror)})
         else:
             self.commands[pid] = order["id"]
 
@@ -303,7 +305,7 @@ class Supervisor:
         why_cold = self.cold.pop(pid, None)
         if pid in self.commands:
             if said:
-                self._say(op="command", id=self.commands.pop(pid), error=said)
+                self._say(op="command", id=self.commands.pop(pid), end={"error": said})
         elif said and not said.startswith("pid "):
             self._say(op="exited", id=self.workers.pop(pid), error=said)
         else:
@@ -366,13 +368,13 @@ class Supervisor:
             if ended.si_pid not in self.workers:
                 self.warm.look_at_forks()
             if ended.si_code == os.CLD_EXITED:
-                how, words = {"code": ended.si_status}, f"it exited with code {ended.si_status}"
+                how, words = {"exit_code": ended.si_status}, f"it exited with code {ended.si_status}"
             else:
                 how, words = {"signal": ended.si_status}, f"it was killed by {signal_name(ended.si_status)}"
             self.warm.reaped(ended.si_pid, words)
             command = self.commands.pop(ended.si_pid, None)
             if command is not None:
-                self._say(op="command", id=command, **how)
+                self._say(op="command", id=command, end=how)
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None and not self.lapsed:  # else the lease killed it: one `lapsed` reports all of them
                 self._say(op="exited", id=worker, **how, at=time.monotonic(), sent=list(self.sent))
@@ -443,7 +445,7 @@ class Supervisor:
     def _stopped(self, survivors: list[int]) -> None:
         self.teardown = None
         self.sent.clear()
-        self._say(op="lapsed" if self.lapsed else "stopped", survivors=survivors)
+        self._say(op="stopped", survivors=survivors, lapsed=self.lapsed)
         self.lapsed = False
 
     def _say(self, **message: Any) -> None:

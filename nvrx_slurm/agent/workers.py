@@ -38,7 +38,11 @@ log = get_logger("agent")
 MOST_WATCHED, LOOK_AGAIN_S = 64, 0.05
 
 
-class Spawned(msgspec.Struct, frozen=True):
+class _Said(msgspec.Struct, frozen=True, tag_field="op"):
+    """A message of the supervisor's, as `supervisor.py` lists them."""
+
+
+class Spawned(_Said, frozen=True, tag="spawned", rename={"rank": "id"}):
     """A worker runs. `warm`: it was forked from its role's warm process; `cold`: why it was not, though asked for."""
 
     rank: int
@@ -47,14 +51,14 @@ class Spawned(msgspec.Struct, frozen=True):
     cold: str | None = None
 
 
-class WarmSaid(msgspec.Struct, frozen=True):
+class WarmSaid(_Said, frozen=True, tag="warm", rename={"role": "id", "words": "said"}):
     """What the warm process of a role has said, or `ended` and how: the words of `nvrx_warm.py`."""
 
     role: str
     words: tuple[str, ...]
 
 
-class Exited(msgspec.Struct, frozen=True):
+class Exited(_Said, frozen=True, tag="exited", rename={"rank": "id", "code": "exit_code"}):
     """A worker ended (or could not be started: `error`). `at`: when, on the monotonic clock; `sent`: the signals with
     which the supervisor had asked it to."""
 
@@ -66,7 +70,7 @@ class Exited(msgspec.Struct, frozen=True):
     sent: frozenset[int] = frozenset()
 
 
-class Tearing(msgspec.Struct, frozen=True):
+class Tearing(_Said, frozen=True, tag="phase"):
     """A teardown is in this phase, and gives it `ends_in_s` more seconds. `left`: up to 64 processes still there."""
 
     phase: Phase
@@ -74,7 +78,7 @@ class Tearing(msgspec.Struct, frozen=True):
     ends_in_s: float
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(_Said, frozen=True, tag="stopped"):
     """No worker and no descendant of one is left, but for `survivors` that not even SIGKILL ended.
 
     `lapsed`: the agent had not asked for it; the lease had not been renewed.
@@ -90,21 +94,23 @@ class SupervisorDied(msgspec.Struct, frozen=True):
     survivors: tuple[int, ...] = ()
 
 
-class Released(msgspec.Struct, frozen=True):
+class Released(_Said, frozen=True, tag="released"):
     """The workers live by an ordinary lease again, and the kernel's timer with them. `grant`: the suspension by which
     they outlived it."""
 
     grant: int
 
 
-class CommandExited(msgspec.Struct, frozen=True):
+class CommandExited(_Said, frozen=True, tag="command", rename={"request": "id"}):
     """A command that ran beside a worker has ended, or could not be run."""
 
     request: str
     end: CommandEnd
 
 
-WorkerEvent = CommandExited | Spawned | WarmSaid | Exited | Tearing | Stopped | SupervisorDied | Released
+SaidBySupervisor = CommandExited | Spawned | WarmSaid | Exited | Tearing | Stopped | Released
+WorkerEvent = SaidBySupervisor | SupervisorDied
+_said = msgspec.json.Decoder[SaidBySupervisor](SaidBySupervisor)
 
 
 _PACKAGES = Path(nvrx_slurm.__file__).parents[1]
@@ -286,7 +292,7 @@ class Workers:
             if not data:
                 break
             try:
-                event = decode(lambda message: _event(json.loads(message)), data, "what the supervisor has sent")
+                event = decode(_said.decode, data, "what the supervisor has sent")
             except MalformedRecord as error:
                 log.error("%s; it is ignored", error)
                 continue
@@ -334,24 +340,6 @@ def _wait_for_one(pids: Sequence[int], seconds: float) -> bool:
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
     return any_ended
-
-
-def _event(message: dict[str, Any]) -> WorkerEvent:
-    if message["op"] == "spawned":
-        return Spawned(rank=message["id"], pid=message["pid"], warm=message["warm"], cold=message["cold"])
-    if message["op"] == "warm":
-        return WarmSaid(message["id"], tuple(message["said"]))
-    if message["op"] == "command":
-        how = {key: message[key] for key in ("signal", "error") if key in message}
-        return CommandExited(message["id"], CommandEnd(exit_code=message.get("code"), **how))
-    if message["op"] == "exited":
-        ended = {key: message[key] for key in ("code", "signal", "error", "at") if key in message}
-        return Exited(rank=message["id"], **ended, sent=frozenset(message.get("sent", ())))
-    if message["op"] == "released":
-        return Released(message["grant"])
-    if message["op"] == "phase":
-        return Tearing(phase=message["phase"], left=tuple(message["left"]), ends_in_s=message["ends_in_s"])
-    return Stopped(survivors=tuple(message["survivors"]), lapsed=message["op"] == "lapsed")
 
 
 RINGS = "nvrx-ring-*"

@@ -35,7 +35,7 @@ from nvrx_slurm.agent.workers import WarmSaid
 from nvrx_slurm.errors import UnsafePath
 from nvrx_slurm.jobspec import env as environment
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
-from nvrx_slurm.jobspec.prewarm import PrewarmSpec, probe_command, why_cold
+from nvrx_slurm.jobspec.prewarm import PrewarmSpec, probe_command
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import FromAgent, Prewarmed, PrewarmFailed
 from nvrx_slurm.util.clock import Clock
@@ -250,18 +250,17 @@ class Prewarming:
             """As the supervisor will find it."""
             return shutil.which(str(Path(workdir) / program) if "/" in program else program, path=path)
 
-        def look() -> tuple[str | None, list[str]]:
-            why = why_cold(role.command, find)
-            return why, [] if why else [*probe_command(role.command, find), "pass"]
-
         if why is None:
             try:
                 # In a thread: the file system of the work folder or the program may not answer.
-                why, command = await asyncio.wait_for(awaitable_thread(look, "prewarm probe"), PROBE_S)
+                looking = awaitable_thread(partial(probe_command, role.command, find), "prewarm probe")
+                command = await asyncio.wait_for(looking, PROBE_S)
             except TimeoutError:
                 why = f"{role.command[0]} could not be found within {PROBE_S:.0f} s"
+            except ValueError as reason:
+                why = str(reason)
             else:
-                why = why or await _ask(command, env, workdir)
+                why = await _ask([*command, "pass"], env, workdir)
         if why is not None:
             self._fail(warmth, why)
         elif warmth.state == "probing":  # else another role has got this node meanwhile

@@ -121,40 +121,23 @@ _PRINTING = ("--help", "--help-all", "--help-env", "--help-xoptions", "--version
 _FIRST_LINES_BYTES = 1024
 
 
-def why_cold(command: Sequence[str], find: Callable[[str], str | None]) -> str | None:
-    """Why no worker with this command can be forked from a warm process; None: it can.
-
-    It can where CPython reads PYTHONPATH and then runs a script, `-m` or `-c`: the start-up hook comes before them.
-    `find`: the path of a program, by the PATH and the folder of the workers, as `shutil.which` finds it.
-    """
-    try:
-        _python_call(command, find)
-    except ValueError as reason:
-        return str(reason)
-    return None
-
-
 def probe_command(command: Sequence[str], find: Callable[[str], str | None]) -> tuple[str, ...]:
-    """The words that start the same interpreter with the same options, up to `-c`: the caller appends the code.
+    """The words that start the same interpreter as a command (with `env` before it where a script says so), with the
+    same options, up to `-c`: the caller appends the code. `find`: the path of a program, by the PATH and the folder
+    of the workers, as `shutil.which` finds it.
 
-    Raises ValueError with `why_cold`.
-    """
-    return (*_python_call(command, find), "-c")
-
-
-def _python_call(command: Sequence[str], find: Callable[[str], str | None]) -> tuple[str, ...]:
-    """The interpreter that a command starts (with `env` before it where a script says so), and its options.
-
-    Raises ValueError with the reason to start cold.
+    Raises ValueError with the reason where no worker with this command can be forked from a warm process. One can
+    where CPython reads PYTHONPATH and then runs a script, `-m` or `-c`: the start-up hook comes before them.
     """
     program, *words = command
     path = find(program)
     if path is None:
         raise ValueError(f"the command was not found: {program}")
-    if _is_interpreter(program):
-        return (program, *_options(words, PurePath(program).name))
-    starts, options = _first_line(path, program)
-    return (*starts, *_options([*options, path], PurePath(starts[-1]).name))
+    starts: tuple[str, ...] = (program,)
+    if not _is_interpreter(program):
+        starts, options = _first_line(path, program)
+        words = [*options, path]
+    return (*starts, *_options(words, PurePath(starts[-1]).name), "-c")
 
 
 def _is_interpreter(word: str) -> bool:

@@ -43,6 +43,7 @@ from nvrx_slurm.util.durations import words
 from nvrx_slurm.util.files import write_private
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.ownership import private_folder, read_owned
+from nvrx_slurm.util.tasks import run_program
 from nvrx_slurm.util.threads import awaitable_thread, in_thread
 
 log = get_logger("agent")
@@ -412,28 +413,17 @@ def _module_to_run(command: Sequence[str]) -> tuple[str, ...]:
 
 async def _ask(command: list[str], env: dict[str, str], workdir: str) -> str | None:
     """Why this Python cannot be warmed; None: it can."""
+    # By a shell: until a child has entered its folder and executed its program, this whole process would stand still
+    # (vfork(2)), and a file system may not answer.
+    argv = ("/bin/sh", "-c", 'cd -- "$0" || exit 126; exec "$@"', workdir, *command)
+    probe_env = {**environment.child_environment({}), **env, "NVRX_WARM_FD": "probe"}
     try:
-        asked = await asyncio.create_subprocess_exec(
-            # By a shell: until a child has entered its folder and executed its program, this whole process would
-            # stand still (vfork(2)), and a file system may not answer.
-            *("/bin/sh", "-c", 'cd -- "$0" || exit 126; exec "$@"', workdir, *command),
-            env={**environment.child_environment({}), **env, "NVRX_WARM_FD": "probe"},
-            cwd="/",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError as error:
-        return f"{command[0]}: {error.strerror}"
-    try:
-        said, _ = await asyncio.wait_for(asked.communicate(), PROBE_S)
+        code, said = await run_program(argv, env=probe_env, folder="/", timeout_s=PROBE_S)
     except TimeoutError:
         return f"{command[0]} did not start within {PROBE_S:.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            if asked.returncode is None:
-                asked.kill()
-    if asked.returncode in (126, 127):  # sh(1)
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    if code in (126, 127):  # sh(1)
         return f"{command[0]} cannot be executed in {workdir}"
     if said.decode(errors="replace") != PROBE:
         return f"{Path(command[0]).name} does not load nvrx-slurm's start-up hook"

@@ -21,9 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.cluster.base import prepare_folder
-from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner, child_environment_for
+from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.local import LocalCluster
-from nvrx_slurm.cluster.slurm_nodes import ANSWER_S, IN_UTC, JobNodes, said, slurm_settings
+from nvrx_slurm.cluster.slurm_nodes import IN_UTC, JobNodes, said, slurm_settings
 from nvrx_slurm.cluster.slurm_text import UNKNOWN_JOB, fields_of, number_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.jobspec import env
@@ -108,9 +108,7 @@ class HeldAllocation(JobNodes):
 
     async def time_left_s(self) -> float | None:
         """How long it is until the time limit; inf: there is none; None: Slurm does not answer."""
-        environment = child_environment_for("scontrol", IN_UTC)
-        shown = await said(["scontrol", "--oneliner", "show", "job", self.job_id], environment, ANSWER_S)
-        job = fields_of(shown)
+        job = fields_of(await said("scontrol", "--oneliner", "show", "job", self.job_id, extra=IN_UTC))
         if "JobState" not in job:
             return None
         ends_at = end_time(job)
@@ -124,8 +122,7 @@ class HeldAllocation(JobNodes):
         """Give up all other nodes of the job, for good."""
         # scontrol leaves two scripts (slurm_job_<id>_resize.sh and .csh) in the folder where it runs.
         with tempfile.TemporaryDirectory(prefix="nvrx-slurm-") as folder:
-            update = ["scontrol", "update", f"JobId={self.job_id}", f"NodeList={','.join(nodes)}"]
-            await said(update, child_environment_for("scontrol"), ANSWER_S, folder=folder)
+            await said("scontrol", "update", f"JobId={self.job_id}", f"NodeList={','.join(nodes)}", folder=folder)
 
 
 def step_environment(environment: Mapping[str, str], *, own_job: bool) -> dict[str, str]:

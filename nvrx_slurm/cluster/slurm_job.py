@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_nodes import said
 from nvrx_slurm.cluster.slurm_text import fields_of
 
@@ -38,10 +37,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 async def signalled_job(job_id: str, generation: int) -> SlurmJob | None:
     """What Slurm says of this job, in its `generation`; None where it does not answer soon."""
-    environment = child_environment_for("scontrol")
-    if not is_set_up(environment):
-        return None
-    return job_of(await said(["scontrol", "--oneliner", "show", "job", job_id], environment, ANSWER_S), generation)
+    return job_of(await said("scontrol", "--oneliner", "show", "job", job_id, timeout_s=ANSWER_S), generation)
 
 
 def job_of(stdout: str, generation: int) -> SlurmJob | None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -22,8 +20,9 @@ from msgspec.structs import replace
 
 from nvrx_slurm.cluster.commands import child_environment_for, is_set_up
 from nvrx_slurm.cluster.slurm_text import number_of, settings_of
+from nvrx_slurm.util.tasks import run_program
 
-ANSWER_S, REAPED_S = 5.0, 1.0
+ANSWER_S = 5.0
 # How far the clocks of two nodes may be apart: munge's credentials live so long, and without them no Slurm works.
 CLOCK_SKEW_S = 300.0
 
@@ -79,10 +78,8 @@ async def node_states(nodes: Sequence[str], *, timeout_s: float = ANSWER_S) -> d
     """
     if not nodes:  # scontrol would list all of them
         return {}
-    environment = child_environment_for("scontrol", IN_UTC)
-    if not is_set_up(environment):
-        return {}
-    answer = await said(["scontrol", "--oneliner", "show", "node", ",".join(nodes)], environment, timeout_s)
+    query = ("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+    answer = await said(*query, extra=IN_UTC, timeout_s=timeout_s)
     return {node.name: node for node in nodes_of(answer) if node.name in nodes}
 
 
@@ -96,13 +93,10 @@ class JobNodes:
     async def allocated(self) -> tuple[str, ...] | None:
         """The nodes that the job holds now; None where Slurm does not answer. A node that Slurm has given up is not
         among them, whether it is back or not."""
-        environment = child_environment_for("scontrol")
-        if not is_set_up(environment):
-            return None
-        listed = await said(["squeue", "--noheader", "--format=%N", f"--jobs={self.job_id}"], environment, ANSWER_S)
+        listed = await said("squeue", "--noheader", "--format=%N", f"--jobs={self.job_id}")
         if not listed.strip():
             return None
-        unfolded = await said(["scontrol", "show", "hostnames", listed.strip()], environment, ANSWER_S)
+        unfolded = await said("scontrol", "show", "hostnames", listed.strip())
         return tuple(unfolded.split()) or None  # a program that failed has said nothing
 
     async def nodes(self, names: Sequence[str]) -> dict[str, SlurmNode]:
@@ -134,7 +128,7 @@ class JobNodes:
 
 async def slurm_settings() -> dict[str, str]:
     """The settings of slurm.conf(5); none where Slurm does not answer."""
-    return settings_of(await said(["scontrol", "show", "config"], child_environment_for("scontrol"), ANSWER_S))
+    return settings_of(await said("scontrol", "show", "config"))
 
 
 def nodes_of(stdout: str) -> Iterator[SlurmNode]:
@@ -159,42 +153,15 @@ def nodes_of(stdout: str) -> Iterator[SlurmNode]:
 
 
 async def said(
-    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, folder: str | None = None
+    *command: str, timeout_s: float = ANSWER_S, extra: Mapping[str, str] | None = None, folder: str | None = None
 ) -> str:
-    """What the command prints; nothing where it cannot run or takes too long. `folder`: where it runs."""
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            cwd=folder,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    )
-    try:
-        process = await asyncio.shield(starting)
-    except OSError:
+    """What a program of Slurm's prints; nothing where no Slurm is set up, it cannot run, or takes too long. `extra`:
+    variables for it; `folder`: where it runs."""
+    environment = child_environment_for(command[0], extra)
+    if not is_set_up(environment):
         return ""
-    except asyncio.CancelledError:
-        # The process may run already. asyncio would kill it alone, and what it has started would go on.
-        with contextlib.suppress(OSError):
-            await _end(await starting)
-        raise
     try:
-        stdout, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-    except TimeoutError:
+        _, printed = await run_program(command, env=environment, folder=folder, timeout_s=timeout_s)
+    except OSError:  # a TimeoutError too
         return ""
-    finally:
-        if process.returncode is None:
-            await _end(process)
-    return stdout.decode(errors="replace")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it with all that it has started: a site's scontrol may be a script, whose child would hold the pipe."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):  # stuck in the kernel: SIGKILL ends that some day
-        await asyncio.wait_for(process.wait(), REAPED_S)
+    return printed.decode(errors="replace")

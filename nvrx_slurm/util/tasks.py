@@ -1,14 +1,22 @@
-"""What asyncio lacks: tasks whose errors are heard of and whose end is sure, and standard streams."""
+"""What asyncio lacks: tasks whose errors are heard of and whose end is sure, programs with a bound, and standard
+streams."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 AGAIN_S = 0.1
+
+# How long a program that was killed is waited for: it may be in uninterruptible sleep (D).
+REAPED_S = 0.2
 
 
 def start(
@@ -51,6 +59,48 @@ def settle(future: asyncio.Future[Any], result: Any) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+async def run_program(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    stderr: int = DEVNULL,
+) -> tuple[int, bytes]:
+    """Run a program to its end. Returns its exit code and what it has printed. `folder`: where it runs.
+
+    Raises OSError where it cannot be started; TimeoutError after `timeout_s`: it is killed then, as with
+    a cancellation.
+    """
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv, env=env, cwd=folder, stdin=DEVNULL, stdout=PIPE, stderr=stderr, start_new_session=True
+        )
+    )
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # The process may run already. asyncio would kill it alone, and what it has started would go on.
+        with contextlib.suppress(OSError):
+            await _kill(await starting)
+        raise
+    try:
+        printed, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    finally:
+        if process.returncode is None:
+            await _kill(process)
+    assert process.returncode is not None
+    return process.returncode, printed
+
+
+async def _kill(process: Process) -> None:
+    """Kill it with all that it has started: a site's program may be a script, whose child would hold the pipe."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):  # stuck in the kernel: SIGKILL ends that some day
+        await asyncio.wait_for(process.wait(), REAPED_S)
 
 
 async def standard_streams(line_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

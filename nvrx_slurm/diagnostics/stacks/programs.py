@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import sys
 from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.util.tasks import run_program
 from nvrx_slurm.util.threads import awaitable_thread
 
 GPU_S = 2.0
-_REAP_S = 0.2
 
 
 class ProgramOutput(msgspec.Struct, frozen=True):
@@ -52,22 +51,12 @@ async def run(*argv: str, timeout_s: float) -> ProgramOutput:
     if timeout_s <= 0:
         return ProgramOutput("no time was left for it", ok=False)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-    except OSError as error:
-        return ProgramOutput(f"{argv[0]}: {error.strerror}", ok=False)
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        code, printed = await run_program(argv, timeout_s=timeout_s, stderr=asyncio.subprocess.STDOUT)
     except TimeoutError:
         return ProgramOutput(f"no answer within {timeout_s:.1f} s", ok=False)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            with contextlib.suppress(TimeoutError):  # it is in uninterruptible sleep: leave it behind
-                await asyncio.wait_for(process.wait(), _REAP_S)
-    return ProgramOutput(output.decode(errors="replace").strip(), ok=process.returncode == 0)
+    except OSError as error:
+        return ProgramOutput(f"{argv[0]}: {error.strerror}", ok=False)
+    return ProgramOutput(printed.decode(errors="replace").strip(), ok=code == 0)
 
 
 async def spy(program: str, pid: int, *, may_pause: bool, timeout_s: float) -> ProgramOutput:

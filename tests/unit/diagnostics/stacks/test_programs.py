@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from nvrx_slurm.diagnostics.stacks import programs
+from nvrx_slurm.util import tasks
 from nvrx_slurm.util.processes import is_alive
 
 
 def test_program_that_hangs_is_killed(tmp_path, monkeypatch):
     """A program that exceeds its time limit is killed, and its output says so."""
-    monkeypatch.setattr(programs, "_REAP_S", 60.0)  # an overloaded machine takes long over a SIGKILL
+    monkeypatch.setattr(tasks, "REAPED_S", 60.0)  # an overloaded machine takes long over a SIGKILL
     pid = tmp_path / "pid"
     said = asyncio.run(programs.run("sh", "-c", f"echo $$ > {pid}; exec sleep 1000", timeout_s=0.5))
     assert said == programs.ProgramOutput("no answer within 0.5 s", ok=False)

@@ -34,12 +34,12 @@ from nvrx_slurm.agent.events import (
     Dumped,
     Event,
     Failing,
-    Hung,
     JoinLost,
     Resumed,
     Signal,
     Terminated,
 )
+from nvrx_slurm.agent.hangs import Hang
 from nvrx_slurm.agent.heartbeat import ControllerSilent, HeartbeatSender, LivenessClient
 from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.machine import Machine
@@ -375,7 +375,7 @@ class Agent:
 
     # ---- hangs and stacks
 
-    def _on_hung(self, event: Hung) -> None:
+    def _on_hang(self, event: Hang) -> None:
         cycle = self.cycle
         if cycle is None or not self._is_at_work() or event.rank in cycle.reported or event.rank not in cycle.running:
             return
@@ -691,7 +691,7 @@ _HANDLERS: dict[type[Any], Callable[[Agent, Any], None]] = {
     Failing: Agent._on_failing,
     Terminated: Agent._on_terminated,
     Done: Agent._on_done,
-    Hung: Agent._on_hung,
+    Hang: Agent._on_hang,
     Dumped: Agent._on_dumped,
     Tearing: Agent._on_tearing,
     Stopped: Agent._on_stopped,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from nvrx_slurm.agent.hangs import Hang
 from nvrx_slurm.agent.heartbeat import ControllerSilent
 from nvrx_slurm.agent.workers import WorkerEvent
 from nvrx_slurm.errors import StoreUnreachable
@@ -103,16 +104,6 @@ class Done(msgspec.Struct, frozen=True):
     cycle: Cycle
 
 
-class Hung(msgspec.Struct, frozen=True):
-    """A worker lives and makes no progress, for longer than `limit_s`; `why` is one sentence."""
-
-    rank: int
-    why: str
-    step: int | None
-    silent_s: float = 0.0
-    limit_s: float | None = None
-
-
 class StacksOnFile(msgspec.Struct, frozen=True):
     """Rank → path below the job folder, and → its innermost line."""
 
@@ -127,7 +118,7 @@ class Dumped(msgspec.Struct, frozen=True):
     cycle: Cycle
     stacks: StacksOnFile
     why: str = ""
-    hang: Hung | None = None
+    hang: Hang | None = None
     request: str | None = None
     then: Callable[[], object] | None = None
 
@@ -145,7 +136,7 @@ Event = (
     | Failing
     | Terminated
     | Done
-    | Hung
+    | Hang
     | Dumped
     | Signal
     | JoinLost

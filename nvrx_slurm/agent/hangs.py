@@ -59,7 +59,6 @@ class Hang(msgspec.Struct, frozen=True):
     why: str
     since_s: float
     limit_s: float
-    section: str | None = None
     step: int | None = None
 
 
@@ -71,7 +70,6 @@ class _Deadline(msgspec.Struct, frozen=True):
     limit_s: float
     before: str
     after: str = ""
-    section: str | None = None
     step: int | None = None
     later_ns: int = 0
 
@@ -82,7 +80,7 @@ class _Deadline(msgspec.Struct, frozen=True):
     def hang(self, now_ns: int) -> Hang:
         since_s = (now_ns - self.since_ns) / NS
         why = f"{self.before} {_seconds(since_s)}{self.after}"
-        return Hang(self.rank, why, since_s, self.limit_s, self.section, self.step)
+        return Hang(self.rank, why, since_s, self.limit_s, self.step)
 
 
 # The whole job was suspended: until when, and for how long, both in nanoseconds. No deadline counts that time.
@@ -194,7 +192,7 @@ def _own_deadlines(worker: Watched, limits: HangSpec, learned: Mapping[str, floa
         if limit := _limit(section.timeout_s, learned.get(section.name)):
             before = f'section "{section.name}" open for'
             after = f" ({limit.words})"
-            yield _Deadline(rank, section.started_ns, limit.seconds, before, after, section.name, step)
+            yield _Deadline(rank, section.started_ns, limit.seconds, before, after, step)
     if limits.no_output is not None and not reading.restarting:
         since_ns = max(worker.last_output_ns or worker.started_ns, reading.restarted_ns)
         yield _Deadline(rank, since_ns, limits.no_output, "no output for", step=step)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.agent.events import Cycle, Dumped, Hung, StacksOnFile
+from nvrx_slurm.agent.events import Cycle, Dumped, StacksOnFile
+from nvrx_slurm.agent.hangs import Hang
 from nvrx_slurm.agent.machine import StacksPort
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.agent.supervisor import descendants, living_children
@@ -109,7 +110,7 @@ class Dumping:
         timeout_s: float,
         *,
         ranks: set[int] | None = None,
-        hang: Hung | None = None,
+        hang: Hang | None = None,
         request: str | None = None,
         then: Callable[[], object] | None = None,
     ) -> None:
@@ -138,7 +139,7 @@ class Dumping:
                 step=hang.step,
                 where=event.stacks.where.get(hang.rank),
                 stacks=event.stacks.files.get(hang.rank),
-                silent_s=round(hang.silent_s, 6),
+                silent_s=round(hang.since_s, 6),
                 limit_s=hang.limit_s,
             )
         elif event.stacks.files or event.stacks.problems or event.request:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nvrx_slurm.agent.events import Hung
 from nvrx_slurm.agent.hangs import NS, Hang, Seen, Standstill, Watched, judge, learned, merge, next_look, seen_by
 from nvrx_slurm.agent.machine import BoardPort, OutputPort
 from nvrx_slurm.jobspec.model import HangSpec
@@ -19,11 +18,11 @@ GROWN = 1.1
 
 
 class HangWatch:
-    """Posts one `Hung` for each worker that hangs. It wakes when the nearest deadline passes; `look` may be called at
+    """Posts one `Hang` for each worker that hangs. It wakes when the nearest deadline passes; `look` may be called at
     any time, and is called for each heartbeat, since a section that was opened meanwhile may have a nearer one."""
 
     def __init__(
-        self, bounds: HangSpec, *, board: BoardPort, output: OutputPort, clock: Clock, post: Callable[[Hung], None]
+        self, bounds: HangSpec, *, board: BoardPort, output: OutputPort, clock: Clock, post: Callable[[Hang], None]
     ) -> None:
         self._limits = bounds
         self._board, self._output, self._clock, self._post = board, output, clock, post
@@ -80,7 +79,7 @@ class HangWatch:
     def _post_hangs(self) -> None:
         for hang in self._judged()[1]:
             self._started.pop(hang.rank)
-            self._post(Hung(hang.rank, hang.why, hang.step, hang.since_s, hang.limit_s))
+            self._post(hang)
 
     def _judged(self) -> tuple[Mapping[int, Reading], list[Hang]]:
         now_ns, readings = self._now_ns(), self._board.readings()

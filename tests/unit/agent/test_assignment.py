@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from nvrx_slurm.agent.agent import MOST_SUPERVISORS, Agent
-from nvrx_slurm.agent.events import AgentMode, Assigned, Hung
+from nvrx_slurm.agent.events import AgentMode, Assigned
+from nvrx_slurm.agent.hangs import Hang
 from nvrx_slurm.agent.linux import LinuxMachine
 from nvrx_slurm.agent.log_reader import LogReader
 from nvrx_slurm.agent.node_health import NodeHealth
@@ -165,7 +166,7 @@ async def test_worker_that_never_gets_to_its_program_hangs(node: Node, tmp_path:
         node.assign()
         node.clock.now += STARTUP_S + 1.0
         async with asyncio.timeout(WAIT_S):
-            while not isinstance(event := await node.agent.inbox.get(), Hung):
+            while not isinstance(event := await node.agent.inbox.get(), Hang):
                 pass
     assert (event.rank, event.limit_s) == (2, STARTUP_S)
 

@@ -67,7 +67,7 @@ EVERY_KIND: list[tuple[str, list[Watched], HangSpec, float, Hang]] = [
         [in_sections(("checkpoint", 100, 600))],
         HangSpec(),
         705,
-        Hang(0, 'section "checkpoint" open for 605 s (limit 600 s)', 605, 600, "checkpoint", 41),
+        Hang(0, 'section "checkpoint" open for 605 s (limit 600 s)', 605, 600, 41),
     ),
     (
         "startup",
@@ -123,8 +123,8 @@ def test_an_expired_outer_section_is_not_masked_by_an_inner_one() -> None:
     one."""
     outer_first = in_sections(("outer", 0, 100), ("inner", 90, 600))
     inner_first = in_sections(("outer", 0, 1000), ("inner", 90, 60))
-    assert [hang.section for hang in judge([outer_first], STEP_600, {}, at(101))] == ["outer"]
-    assert [hang.section for hang in judge([inner_first], STEP_600, {}, at(160))] == ["inner"]
+    assert ["outer" in hang.why for hang in judge([outer_first], STEP_600, {}, at(101))] == [True]
+    assert ["inner" in hang.why for hang in judge([inner_first], STEP_600, {}, at(160))] == [True]
 
 
 def test_a_main_thread_section_stops_the_clock_of_steps() -> None:
@@ -138,7 +138,6 @@ def test_a_section_of_another_thread_does_not_mask_a_hung_main_loop() -> None:
     """While another thread writes a checkpoint, a main loop without steps still counts as hung."""
     saving = OpenSection("checkpoint", at(5), 3600, main_thread=False)
     (hang,) = judge([worker(beaten=0, open=(saving,))], STEP_600, {}, at(700))
-    assert hang.section is None
     assert "no step for 700 s" in hang.why
 
 
@@ -225,7 +224,7 @@ def test_a_real_worker_that_is_stuck_in_a_section_is_found(tmp_path: Path) -> No
     assert judge(workers, STEP_600, {}, moment - 1) == []
     (hang,) = judge(workers, STEP_600, {}, moment)
     assert hang.why == 'section "checkpoint" open for 600 s (limit 600 s)'
-    assert (hang.section, hang.step) == ("checkpoint", 41)
+    assert hang.step == 41
 
 
 # ------------------------------------------------------------------------------------------- restarts in process

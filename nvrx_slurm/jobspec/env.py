@@ -75,7 +75,7 @@ def handed_on() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     if not known:
         yield {}, ()
         return
-    import json  # here, as pathlib below: `--help` loads this module and needs neither
+    import json  # here, as pathlib in `_path`: `--help` loads this module and needs neither
 
     descriptor = os.memfd_create("nvrx-secrets")  # close-on-exec: `pass_fds` lets this one child have it
     try:
@@ -94,18 +94,12 @@ def overrides() -> dict[str, str]:
 
 def base_folder() -> Path | None:
     """The folder of job folders that the user names for all commands and calls."""
-    from pathlib import Path
-
-    value = get(FOLDER)
-    return Path(value) if value else None
+    return _path(FOLDER)
 
 
 def job_folder() -> Path | None:
     """The running job's folder; the batch host sets it for its children."""
-    from pathlib import Path
-
-    value = get("NVRX_JOB_FOLDER")
-    return Path(value) if value else None
+    return _path("NVRX_JOB_FOLDER")
 
 
 def plan_digest() -> str | None:
@@ -206,7 +200,12 @@ def github() -> GitHub | None:
     """The files of this step of GitHub Actions; None outside of it."""
     if get("GITHUB_ACTIONS") != "true":
         return None
+    return GitHub(*map(_path, ("GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")))
+
+
+def _path(name: str) -> Path | None:
+    """The path in a variable, or None where it is unset or empty."""
     from pathlib import Path
 
-    said = (get(name) for name in ("GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"))
-    return GitHub(*(Path(value) if value else None for value in said))
+    value = get(name)
+    return Path(value) if value else None

@@ -14,7 +14,6 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from nvrx_slurm.batch.ending import notice_s
 from nvrx_slurm.cluster.allocation import HeldAllocation
 from nvrx_slurm.jobspec.model import FaultToleranceSpec
 from nvrx_slurm.util.clock import Clock
@@ -44,7 +43,7 @@ class AllocationKeeper:
             await asyncio.sleep(ASK_AGAIN_S)
         if left_s == math.inf:
             return
-        ahead_s = notice_s(self._bounds, left_s)  # by the whole time: at most half of it may go into the end
+        ahead_s = self._bounds.teardown.notice_s(left_s)  # by the whole time: at most half of it may go into the end
         while left_s - ahead_s > LOOK_S:
             await asyncio.sleep(left_s - ahead_s)
             # Ask again: `scontrol update TimeLimit=` may have moved it. Without an answer it is where it was.

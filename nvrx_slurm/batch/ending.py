@@ -90,13 +90,6 @@ class Ending:
         return max(SHORTEST_WAIT_S, min(wait_s, (self.killed_at - now) / 4))
 
 
-def notice_s(bounds: FaultToleranceSpec, time_limit_s: float) -> float:
-    """How long before its time limit a job without Slurm gets SIGUSR1; Slurm is asked for as much (`sbatch
-    --signal`)."""
-    teardown = bounds.teardown
-    return min(time_limit_s, budgets.notice_s(teardown.grace, teardown.checkpoint_s, time_limit_s))
-
-
 # How often the file is looked at within the timeout: until the first touch, since the job waits for it; and then.
 FIRST_LOOKS, LOOKS = 40, 4
 

@@ -18,7 +18,7 @@ from nvrx_slurm.batch import children, ending
 from nvrx_slurm.batch.agents import AgentSteps
 from nvrx_slurm.batch.allocation import AllocationKeeper
 from nvrx_slurm.batch.children import ManagedService
-from nvrx_slurm.batch.ending import EXIT_CODES, Ending, notice_s
+from nvrx_slurm.batch.ending import EXIT_CODES, Ending
 from nvrx_slurm.batch.store import StoreKeeper
 from nvrx_slurm.cluster.allocation import HeldAllocation, step_environment
 from nvrx_slurm.cluster.commands import SystemRunner
@@ -121,7 +121,8 @@ class Host:
         is_untimed = self.info.cluster == "local" or self.allocation is not None
         if is_untimed and self.plan.time_limit_s is not None:
             limit_s = self.plan.time_limit_s
-            loop.call_later(limit_s - notice_s(self.plan.fault_tolerance, limit_s), self._ask, signal.SIGUSR1)
+            notice_s = self.plan.fault_tolerance.teardown.notice_s(limit_s)
+            loop.call_later(limit_s - notice_s, self._ask, signal.SIGUSR1)
         if self.allocation is not None:
             self._go(self.allocation.watch_time_limit(lambda: self._ask(signal.SIGUSR1)))
         try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from msgspec import field
 from msgspec.structs import force_setattr, replace
 
-from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s
+from nvrx_slurm.jobspec.budgets import AFTER_GRACE_S, least_notice_s, most_notice_s, notice_s
 from nvrx_slurm.jobspec.container import ContainerSpec
 from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.reading import After, Block, Misfit, Schema, checked, keys_of
@@ -314,6 +314,10 @@ class TeardownSpec(Block, frozen=True, kw_only=True):
     def checkpoint_s(self) -> float:
         """How long workers get to save ahead of the time limit; 0 where they are not asked to."""
         return self.checkpoint_timeout if self.checkpoint_signal else 0.0
+
+    def notice_s(self, time_limit_s: float | None) -> int:
+        """How long before its time limit the job is signalled, so that it can save and tear down."""
+        return notice_s(self.grace, self.checkpoint_s, time_limit_s)
 
 
 class HangSpec(Block, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from typing import Literal
 
 import nvrx_slurm
 from nvrx_slurm.errors import ConfigError
-from nvrx_slurm.jobspec import budgets
 from nvrx_slurm.jobspec.container import ContainerSpec, parts_of_mount
 from nvrx_slurm.jobspec.model import JobSpec
 from nvrx_slurm.jobspec.plan import Plan, plan_to_json
@@ -154,12 +153,6 @@ def sbatch_quote(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def notice_s(plan: Plan) -> int:
-    """How long before its time limit Slurm signals the job, so that it can save and tear down."""
-    teardown = plan.fault_tolerance.teardown
-    return budgets.notice_s(teardown.grace, teardown.checkpoint_s, plan.time_limit_s)
-
-
 def step_flags(spec: JobSpec) -> list[str]:
     """Flags that srun needs again: not every Slurm lets it inherit them."""
     slurm = spec.slurm
@@ -179,8 +172,9 @@ def sbatch_flags(spec: JobSpec, plan: Plan) -> list[str]:
     flags.append(("--no-kill", None))
     if "no-requeue" not in slurm.extra and "requeue" not in slurm.extra:
         flags.append(("--requeue", None))
+    notice_s = plan.fault_tolerance.teardown.notice_s(plan.time_limit_s)
     # B: to the batch host alone, which Slurm leaves out otherwise; it knows what workers and agents must do first.
-    flags += [("--open-mode", "append"), ("--signal", f"B:USR1@{notice_s(plan)}")]
+    flags += [("--open-mode", "append"), ("--signal", f"B:USR1@{notice_s}")]
     if "\\" in plan.folder:  # Slurm takes it for "replace nothing from here on", and drops it
         raise ConfigError(
             f"the folder {plan.folder!r} holds a backslash, which no Slurm log path can; choose another"

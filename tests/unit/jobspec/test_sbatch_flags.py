@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.jobspec.plan import plan
-from nvrx_slurm.jobspec.script import notice_s, sbatch_flags, sbatch_quote
+from nvrx_slurm.jobspec.script import sbatch_flags, sbatch_quote
 from tests.unit.jobspec.specs import job_spec
 
 
@@ -58,7 +58,7 @@ def test_the_allocation_holds_the_spares_and_outlives_a_node() -> None:
 def test_the_notice_before_the_time_limit_fits_the_teardown() -> None:
     """Slurm signals the job a minute ahead, or earlier if its workers' grace is longer."""
     spec = job_spec({"name": "a", "command": "x"})
-    assert notice_s(plan(spec, folder=Path("/f"))) == 60
+    assert spec.fault_tolerance.teardown.notice_s(spec.slurm.time) == 60
     assert "--signal=B:USR1@150" in flags(fault_tolerance={"teardown": {"grace": "2m"}})
 
 

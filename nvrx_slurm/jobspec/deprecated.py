@@ -103,14 +103,8 @@ def _translated(layer: ConfigLayer, uses: Sequence[_Use]) -> ConfigLayer:
     said = {key: value for use in own for key, value in use.sets.items()}
     if isinstance(beside := bounds.get("attribution", {}), dict):  # else the model refuses it, with its line
         bounds["attribution"] = {**beside, **said}
-    names, lines = dict(layer.key_names), dict(layer.lines)
-    for use in own:
-        for key in use.sets:
-            if use.origin.line is None:
-                names[*_BELOW, key] = use.origin.source
-            else:
-                lines[*_BELOW, key] = use.origin.line
-    return replace(layer, data={**layer.data, BLOCK: bounds}, key_names=names, lines=lines)
+    places = {(*_BELOW, key): use.origin for use in own for key in use.sets}
+    return replace(layer, data={**layer.data, BLOCK: bounds}, places={**layer.places, **places})
 
 
 def _placed(origin: Origin, key: str) -> str:

@@ -49,19 +49,16 @@ class ConfigLayer(Struct, frozen=True):
 
     name: str
     data: dict[str, Any]
-    lines: Mapping[KeyPath, int]
-    key_names: Mapping[KeyPath, str]
+    places: Mapping[KeyPath, Origin]
 
     def origin(self, path: KeyPath) -> Origin:
         """Where the key stands; or else the block that holds it."""
         for end in range(len(path), 0, -1):
-            if path[:end] in self.key_names:
-                return Origin(self.key_names[path[:end]])
-            if path[:end] in self.lines:
-                return Origin(self.name, self.lines[path[:end]])
+            if path[:end] in self.places:
+                return self.places[path[:end]]
         below = path[:-1]  # of a key that is missing: what stands beside it
-        named = (name for key, name in self.key_names.items() if below and key[: len(below)] == below)
-        return Origin(next(named, self.name))
+        beside = (place for key, place in self.places.items() if below and key[: len(below)] == below)
+        return next(beside, Origin(self.name))
 
     def has(self, path: KeyPath) -> bool:
         """Whether it says anything of this key."""
@@ -134,7 +131,7 @@ def load(
     layers = [
         _keyed("flags", [(tuple(key.split(".")), flag, value) for key, flag, value in flags]),
         _environment(),
-        ConfigLayer(COMMAND_LINE, dict(instead or {}), {}, {}) if path is None else _of_file(read_yaml(path)),
+        ConfigLayer(COMMAND_LINE, dict(instead or {}), {}) if path is None else _of_file(read_yaml(path)),
         *map(_of_file, read_site_files()),
     ]
     # Before the merge: a deprecated name keeps the strength of the layer that it stands in.
@@ -209,7 +206,8 @@ def _pick(into: dict[str, Any], layer: dict[str, Any], whole: dict[str, Any]) ->
 
 
 def _of_file(file: YamlFile) -> ConfigLayer:
-    return ConfigLayer(str(file.path), _said(file.data), file.lines, {})
+    name = str(file.path)
+    return ConfigLayer(name, _said(file.data), {key: Origin(name, line) for key, line in file.lines.items()})
 
 
 def _environment() -> ConfigLayer:
@@ -230,7 +228,7 @@ def _environment() -> ConfigLayer:
 
 def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> ConfigLayer:
     data: dict[str, Any] = {}
-    names: dict[KeyPath, str] = {}
+    places: dict[KeyPath, Origin] = {}
     # A key comes ahead of those below it: they are set in its mapping, or refused where it has none. In the other
     # order it would drop them. Of two for one key the last one counts.
     for path, source, value in sorted(items, key=lambda item: len(item[0])):
@@ -241,8 +239,8 @@ def _keyed(name: str, items: Iterable[tuple[tuple[str, ...], str, Any]]) -> Conf
                 raise UsageError(f"{source}: `{part}` was given a value already; it cannot hold `{path[-1]}` too")
             branch = below
         branch[path[-1]] = value
-        names[path] = source
-    return ConfigLayer(name, data, {}, names)
+        places[path] = Origin(source)
+    return ConfigLayer(name, data, places)
 
 
 def _merge(into: dict[str, Any], data: Mapping[str, Any], rule: ValueRule | None) -> None:

@@ -30,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from nvrx_slurm.agent.container import Launch
+
 F_SETSIG = 10
 PR_SET_CHILD_SUBREAPER = 36
 # How often the file with the worker's process id is looked for while podman starts the worker: conmon renames
@@ -50,15 +52,7 @@ CANNOT_REPLACE = b"cannot remove container"
 IN_OUR_CGROUP = ("--cgroup-manager=cgroupfs",)
 
 
-def podman_options(
-    mounts: Sequence[Sequence[str]],
-    inside: str,
-    own: Sequence[str],
-    *,
-    rootfs_path: str | None,
-    name: str,
-    pid_file: str,
-) -> list[str]:
+def podman_options(launch: Launch, *, rootfs_path: str | None, name: str, pid_file: str) -> list[str]:
     """The options of `podman create`. Values of variables stay in the environment; the host's others come below the
     image's own, `own` above them."""
     rootless = os.geteuid() != 0
@@ -72,11 +66,11 @@ def podman_options(
         *(["--userns=keep-id"] if rootless else []),
         *("--security-opt=label=disable", "--log-driver=passthrough", "--entrypoint="),
         *(f"--device={device}" for device in devices),
-        *(f"--volume={':'.join(mount)}" for mount in mounts),
+        *(f"--volume={':'.join(mount)}" for mount in launch.mounts),
         "--env-host",
-        *(f"--env={each}" for each in own),
-        *([] if "PATH" in own or rootfs_path is None else [f"--env=PATH={rootfs_path}"]),
-        f"--workdir={inside}",
+        *(f"--env={each}" for each in launch.own),
+        *([] if "PATH" in launch.own or rootfs_path is None else [f"--env=PATH={rootfs_path}"]),
+        f"--workdir={launch.inside}",
     ]
 
 
@@ -230,29 +224,16 @@ def create(podman: str, options: Sequence[str], image: Sequence[str], env: Mappi
     return f"podman create: {lines[-1].removeprefix('Error: ')}" if lines else f"podman create failed ({status})"
 
 
-def serve_podman(
-    podman: str,
-    image: str,
-    command: Sequence[str],
-    mounts: Sequence[Sequence[str]],
-    inside: str,
-    env: dict[str, str],
-    own: Sequence[str],
-    *,
-    label: str,
-    path: str,
-    pipe: int,
-) -> NoReturn:
+def serve_podman(launch: Launch, *, label: str, path: str, pipe: int) -> NoReturn:
     """Run the worker to its end. `path`: its PATH, unless the image sets one."""
+    podman, image, command, env = launch.program, launch.image, launch.command, launch.env
     pid_file = f"{os.path.dirname(env['NVRX_BEAT_SOCKET'])}/{label}.pid"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(pid_file)  # of the cycle before
     if not os.path.isdir(env.get("XDG_RUNTIME_DIR", "/")):
         del env["XDG_RUNTIME_DIR"]  # the login node's, which sbatch has passed on; podman then takes one in /tmp
     is_folder = image.startswith("/")
-    options = podman_options(
-        mounts, inside, own, rootfs_path=path if is_folder else None, name=label, pid_file=pid_file
-    )
+    options = podman_options(launch, rootfs_path=path if is_folder else None, name=label, pid_file=pid_file)
     what = [*(["--rootfs", f"{image}:O"] if is_folder else [image]), *command]
     # podman's own helpers are on this PATH too.
     problem = create(podman, options, what, {**env, "PATH": f"{path}:{env.get('PATH', '')}"})

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +54,24 @@ class CannotStart(Exception):
     """Why this worker cannot run here: a sentence for the journal."""
 
 
+class Launch:
+    """What a runtime is to start: `command` in the `image`, in the folder `inside`. `program`: the runtime's; `env`:
+    of the runtime, too; `own`: those of its variables that come before the image's own."""
+
+    def __init__(
+        self,
+        program: str,
+        image: str,
+        command: Sequence[str],
+        mounts: Sequence[Sequence[str]],
+        inside: str,
+        env: dict[str, str],
+        own: Sequence[str],
+    ) -> None:
+        self.program, self.image, self.command, self.mounts = program, image, command, mounts
+        self.inside, self.env, self.own = inside, env, own
+
+
 def label_of(job: str, node: str) -> str:
     """How the names of a node's containers begin. `job`: as its runtime folders are named, since a machine may have
     several jobs of one id (of two clusters), and several pretended nodes."""
@@ -86,18 +104,14 @@ def _start(order: dict[str, Any], pipe: int) -> None:
     own.append("NVRX_PACKAGES")
     if os.path.isdir(image):
         look_inside(image, command[0], mounts, env["PATH"] if "PATH" in own else PATH_INSIDE)
+    launch = Launch(program, image, command, mounts, order["inside"], env, own)
     if runtime == "charliecloud":
-        argv = charliecloud_command(program, image, command, mounts, order["inside"], env, own)
-        os.execve(program, argv, env)
+        os.execve(program, charliecloud_command(launch), env)
     from nvrx_slurm.agent import contained
 
     if runtime == "apptainer":
-        argv = apptainer_command(program, image, command, mounts, order["inside"], env, own)
-        contained.Contained(pipe).run(command[0], argv, env)
-    label, inside = order["label"], order["inside"]
-    contained.serve_podman(
-        program, image, command, mounts, inside, env, own, label=label, path=PATH_INSIDE, pipe=pipe
-    )
+        contained.Contained(pipe).run(command[0], apptainer_command(launch), env)
+    contained.serve_podman(launch, label=order["label"], path=PATH_INSIDE, pipe=pipe)
 
 
 def agent_command(
@@ -112,7 +126,7 @@ def agent_command(
         look_inside(inside.image, command[0], mounts, PATH_INSIDE)
     own = sorted(name for name in env if name.startswith(("NVRX_", "SLURM")))  # the image's own come after these
     compose = charliecloud_command if runtime == "charliecloud" else apptainer_command
-    return program, compose(program, inside.image, command, mounts, workdir, env, own)
+    return program, compose(Launch(program, inside.image, command, mounts, workdir, env, own))
 
 
 def mounts_of(image: str, mounts: Sequence[str], shared: Sequence[str]) -> list[list[str]]:
@@ -181,24 +195,17 @@ def look_inside(image: str, program: str, mounts: Sequence[Sequence[str]], path:
 # ------------------------------------------------------------------------------------------------ the command lines
 
 
-def apptainer_command(
-    program: str,
-    image: str,
-    command: Sequence[str],
-    mounts: Sequence[Sequence[str]],
-    inside: str,
-    env: dict[str, str],
-    own: Sequence[str],
-) -> list[str]:
+def apptainer_command(launch: Launch) -> list[str]:
     """It passes the host's environment, its processes, network, /dev, /tmp and home by itself. `env` is added to."""
-    prefix = "SINGULARITYENV_" if program.endswith("singularity") else "APPTAINERENV_"
-    env.update({prefix + name: env[name] for name in own})  # over the image's own
+    env = launch.env
+    prefix = "SINGULARITYENV_" if launch.program.endswith("singularity") else "APPTAINERENV_"
+    env.update({prefix + name: env[name] for name in launch.own})  # over the image's own
     env[f"{prefix.removesuffix('ENV_')}_NO_EVAL"] = "1"  # `$HOME` in a value stays as it is
     env[prefix + "NVRX_BELOW_RUNTIME"] = "1"  # apptainer waits for the worker as its parent
-    argv = [program, "--quiet", "exec", "--pwd", inside]
+    argv = [launch.program, "--quiet", "exec", "--pwd", launch.inside]
     argv += ["--nv"] if os.path.exists("/dev/nvidiactl") else ["--rocm"] if os.path.exists("/dev/kfd") else []
-    argv += [word for mount in mounts for word in ("--bind", ":".join(mount))]
-    return [*argv, image, *command]
+    argv += [word for mount in launch.mounts for word in ("--bind", ":".join(mount))]
+    return [*argv, launch.image, *launch.command]
 
 
 def has_overlay(program: str) -> bool:
@@ -209,22 +216,15 @@ def has_overlay(program: str) -> bool:
     return b"--write-fake" in said
 
 
-def charliecloud_command(
-    program: str,
-    image: str,
-    command: Sequence[str],
-    mounts: Sequence[Sequence[str]],
-    inside: str,
-    env: Mapping[str, str],
-    own: Sequence[str],
-) -> list[str]:
+def charliecloud_command(launch: Launch) -> list[str]:
     """It passes the host's environment, its processes, network, /dev and /tmp by itself. Raises CannotStart."""
-    for source, target, *options in mounts:
+    image = launch.image
+    for source, target, *options in launch.mounts:
         if options == ["ro"]:
             raise CannotStart(f"container.mounts: ch-run mounts nothing read-only: {source}:{target}:ro")
     # Each mount needs something to be mounted on, and the image is mounted read-only.
-    missing = [mount for mount in mounts if not os.path.lexists(image + mount[1])]
-    overlay = ["--write-fake"] if missing and has_overlay(program) else []
+    missing = [mount for mount in launch.mounts if not os.path.lexists(image + mount[1])]
+    overlay = ["--write-fake"] if missing and has_overlay(launch.program) else []
     if not overlay and os.path.isdir(image):
         for source, target, *_ in missing:
             try:
@@ -239,15 +239,15 @@ def charliecloud_command(
                     f" ({error.strerror}): `mkdir -p {image}{target}`"
                 ) from None
     argv = [
-        program,
+        launch.program,
         *overlay,
-        *(f"--unset-env={name}" for name in HOST_ONLY if name not in own),
+        *(f"--unset-env={name}" for name in HOST_ONLY if name not in launch.own),
         f"--set-env=PATH={PATH_INSIDE}",
     ]
     if os.path.exists(f"{image}/ch/environment"):
         argv.append("--set-env")
     argv.append("--env-no-expand")
     # One pair of quotes is taken off; what comes later wins over the image's own.
-    argv += [f"--set-env={name}='{env[name]}'" for name in own]
-    argv += [f"--bind={source}:{target}" for source, target, *_ in mounts]
-    return [*argv, f"--cd={inside}", image, "--", *command]
+    argv += [f"--set-env={name}='{launch.env[name]}'" for name in launch.own]
+    argv += [f"--bind={source}:{target}" for source, target, *_ in launch.mounts]
+    return [*argv, f"--cd={launch.inside}", image, "--", *launch.command]

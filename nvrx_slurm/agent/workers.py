@@ -170,7 +170,7 @@ class Workers:
         `warm`: fork it from the warm process of this role, where that can be done."""
         order = {"op": "spawn", "id": rank, "argv": list(argv), "env": dict(env), "cwd": cwd, "warm": warm}
         too_large = Exited(rank, error="its command and environment are too large")
-        self._send_with_output(order, out, err, too_large)
+        self._send_if_it_fits(order, too_large, out, err)
 
     def warm(
         self, role: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, spec: Sequence[str], ahead: int = 0
@@ -201,7 +201,7 @@ class Workers:
         order = {"op": "run", "id": request, "argv": list(argv), "env": dict(env), "beside": beside}
         order["without"] = sorted(without)
         too_large = CommandExited(request, CommandEnd(error="it is too large"))
-        self._send_with_output(order, out, err, too_large)
+        self._send_if_it_fits(order, too_large, out, err)
 
     def signal_command(self, request: str, number: int) -> None:
         """Signal a command and all that it has started; one that has ended is no error."""
@@ -250,22 +250,17 @@ class Workers:
             self._process.wait()
             sweep_rings()
 
-    def _send_with_output(self, order: dict[str, Any], out: int, err: int, too_large: WorkerEvent) -> None:
-        """Pass on two descriptors, and close them here."""
-        try:
-            self._send_if_it_fits(order, too_large, out, err)
-        finally:
-            os.close(out)
-            os.close(err)
-
     def _send_if_it_fits(self, order: dict[str, Any], too_large: WorkerEvent, *fds: int) -> None:
-        """`too_large`: posted where no datagram can be so long."""
+        """Pass on descriptors, and close them here. `too_large`: posted where no datagram can be so long."""
         try:
             self._send(order, *fds)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
             self._post(too_large)
+        finally:
+            for descriptor in fds:
+                os.close(descriptor)
 
     def _send(self, order: dict[str, Any], *fds: int) -> None:
         if self._control is None:

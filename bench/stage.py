@@ -75,7 +75,7 @@ async def start_controller(
 ) -> Process:
     """Start it, and wait until it has announced itself."""
     given = env.child_environment({"NVRX_JOB_FOLDER": str(stage.folder.path)})
-    process = await children.start(argv, given, on_death=signal.SIGKILL, own_session=False)
+    process = await children.start(argv, given, on_death=signal.SIGKILL)
     stack.push_async_callback(kill, process)
     await until_ordered(stage, object, "a controller's announcement")
     return process

@@ -24,6 +24,7 @@ from nvrx_slurm.journal.records import CommandEnded, CommandOrdered
 from nvrx_slurm.store.client import StoreClient
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.tasks import settle
 
 log = get_logger("agent")
 
@@ -112,8 +113,7 @@ class _Command:
         self._end: asyncio.Future[CommandEnd] = loop.create_future()
 
     def has_ended(self, end: CommandEnd) -> None:
-        if not self._end.done():
-            self._end.set_result(end)
+        settle(self._end, end)
 
     def signal(self, number: int) -> None:
         self._workers.signal_command(self.order.request, number)

@@ -42,11 +42,11 @@ async def start(
     env: Mapping[str, str],
     *,
     on_death: signal.Signals,
-    own_session: bool,
     pending: Collection[signal.Signals] = (),
     pass_fds: Collection[int] = (),
 ) -> Process:
-    """Start a child that inherits this process's output. Signals of `pending` wait until the child unblocks them."""
+    """Start a child in its own session, which inherits this process's output. Signals of `pending` wait until the
+    child unblocks them."""
     adopt = dies_with_parent(on_death)
 
     def prepare() -> None:
@@ -60,7 +60,7 @@ async def start(
         env=dict(env),
         stdin=DEVNULL,
         pass_fds=tuple(pass_fds),
-        start_new_session=own_session,
+        start_new_session=True,
         preexec_fn=prepare,
     )
 

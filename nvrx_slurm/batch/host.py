@@ -216,7 +216,7 @@ class Host:
                 hearing.cancel()
             result = self.folder.read_result()
             if result is not None:
-                self._has_ended(result.exit_code)
+                settle(self.ended, result.exit_code)
                 return
             if code == EXIT_RETRY:
                 raise NvrxError("another controller has taken this job over")
@@ -237,7 +237,6 @@ class Host:
                     argv,
                     {**self.env, **variables, HOST_FD: str(write_end)},
                     on_death=signal.SIGKILL,
-                    own_session=True,
                     pending=EXIT_CODES,
                     pass_fds=(*descriptors, write_end),
                 )
@@ -298,14 +297,14 @@ class Host:
         await asyncio.sleep(AGENTS_GONE_S)
         if not self.ended.done() and (result := self.folder.read_result()) is not None:
             log.warning("the job has ended, and its controller has not: it is ended from here")
-            self._has_ended(result.exit_code)
+            settle(self.ended, result.exit_code)
         if not self.ended.done():
             log.warning("every agent is gone (exit codes %s) and the job has not ended", sorted(set(codes)))
             self._ask(signal.SIGALRM if set(codes) == {CANNOT_RUN} else signal.SIGUSR2)
 
     async def _start_agents(self, argv: Sequence[str], env: Mapping[str, str]) -> Process:
         # In sessions of their own: where Slurm signals process groups (proctrack/pgid), SIGTERM is not for srun.
-        return await children.start(argv, env, on_death=signal.SIGTERM, own_session=True)
+        return await children.start(argv, env, on_death=signal.SIGTERM)
 
     async def _tell(self, fact: AgentsStarted) -> None:
         """Journal that agents are started, if the store takes it in time: they start all the same."""
@@ -366,13 +365,9 @@ class Host:
             self.gave_up = True
             # The result first: Slurm may be about to kill this process.
             self._write_result(self.ending.exit_code, "it did not end in time, and was ended by the batch host")
-            self._has_ended(self.ending.exit_code)
+            settle(self.ended, self.ending.exit_code)
 
     # ---- end
-
-    def _has_ended(self, exit_code: int) -> None:
-        if not self.ended.done():
-            self.ended.set_result(exit_code)
 
     async def _end(self, error: BaseException | None = None) -> None:
         """Agents first, then the controller, then the store, which no process reads any more."""

@@ -14,6 +14,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm.agent.events import Cycle
 from nvrx_slurm.agent.machine import WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
@@ -40,27 +42,22 @@ LAST_OUTPUT_S = 0.5
 STOPPED = "the workers of its cycle are stopped"
 
 
-class Commands:
+class Commands(msgspec.Struct):
     """The commands on this node, each a task beside the agent's loop (`go`)."""
 
-    def __init__(
-        self,
-        *,
-        store: StoreClient,
-        workers: WorkersPort,
-        publisher: FactPublisher,
-        clock: Clock,
-        go: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._store, self._workers, self._publisher, self._clock, self._go = store, workers, publisher, clock, go
-        self._running: dict[str, _Command] = {}
+    store: StoreClient
+    workers: WorkersPort
+    publisher: FactPublisher
+    clock: Clock
+    go: Callable[[Coroutine[Any, Any, None]], object]
+    _running: dict[str, _Command] = {}
 
     def begin(self, order: CommandOrdered, cycle: Cycle | None) -> None:
         """Run it; `cycle`: with the worker that it is to run beside. None: there is no such worker any more."""
-        command = _Command(order, self._store, self._workers, self._clock)
+        command = _Command(order, self.store, self.workers, self.clock)
         if cycle is not None:
             self._running[order.request] = command
-        self._go(self._run(command, cycle))
+        self.go(self._run(command, cycle))
 
     def exited(self, event: CommandExited, *, at_work: bool) -> None:
         """The supervisor reports the end of one. `at_work`: the workers are not being stopped, and it with them."""
@@ -74,7 +71,7 @@ class Commands:
             command.has_ended(CommandEnd(error=STOPPED))
 
     async def _run(self, command: _Command, cycle: Cycle | None) -> None:
-        order, began = command.order, self._clock.monotonic()
+        order, began = command.order, self.clock.monotonic()
         try:
             if cycle is None:
                 end = CommandEnd(error=f"rank {order.rank} has no worker any more")
@@ -90,13 +87,13 @@ class Commands:
             command.signal(signal.SIGKILL)
         finally:
             self._running.pop(order.request, None)
-        self._publisher.publish(
+        self.publisher.publish(
             CommandEnded,
             request=order.request,
             exit_code=end.exit_code,
             signal=end.signal,
             error=end.error,
-            took_s=self._clock.monotonic() - began,
+            took_s=self.clock.monotonic() - began,
         )
 
 

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm.agent.events import Cycle, Done, Failing, Terminated
 from nvrx_slurm.agent.machine import BoardPort, OutputPort
 from nvrx_slurm.agent.peers import ended_by_peer, says_peer_lost
@@ -35,34 +37,28 @@ RESTARTS_AT_ONCE = 16
 RESTARTS_EVERY_S = 10.0
 
 
-class Reporting:
+class Reporting(msgspec.Struct):
     """Keeps count in the cycle itself: who runs, and of whom the controller knows.
 
     `shares_signals`: Slurm started the agent, and signals it and its workers at once.
     """
 
-    def __init__(
-        self,
-        publisher: FactPublisher,
-        *,
-        board: BoardPort,
-        watch: HangWatch,
-        output: OutputPort,
-        clock: Clock,
-        post: Callable[[Terminated | Done], None],
-        shares_signals: bool,
-    ) -> None:
-        self._publisher, self._board, self._watch, self._output = publisher, board, watch, output
-        self._clock, self._post, self._shares_signals = clock, post, shares_signals
+    publisher: FactPublisher
+    board: BoardPort
+    watch: HangWatch
+    output: OutputPort
+    clock: Clock
+    post: Callable[[Terminated | Done], None]
+    shares_signals: bool
 
     def spawned(self, cycle: Cycle, event: Spawned) -> bool:
         """Whether it was the last one of this node."""
         cycle.pids[event.rank] = event.pid
         cycle.warm += event.warm
         cycle.cold = event.cold or cycle.cold
-        self._watch.started(event.rank)
+        self.watch.started(event.rank)
         if len(cycle.pids) == cycle.assignment.workers:
-            spawn_s = self._clock.monotonic() - cycle.began
+            spawn_s = self.clock.monotonic() - cycle.began
             self._publish(
                 WorkersStarted, cycle, pids=dict(cycle.pids), spawn_s=spawn_s, warm=cycle.warm, cold=cycle.cold
             )
@@ -73,7 +69,7 @@ class Reporting:
         """`at_work`: it was not asked to. `restarting`: it was, since something in its cycle has failed; how it ended
         may show what that was."""
         cycle.running.discard(event.rank)
-        self._watch.ended(event.rank, well=event.code == 0)
+        self.watch.ended(event.rank, well=event.code == 0)
         if event.rank in cycle.reported or not (at_work or restarting):
             return
         # After the stop signal a worker may end in any way; only SIGKILL then comes from elsewhere for certain.
@@ -83,25 +79,25 @@ class Reporting:
             # Slurm ends a job by signals to workers and agents at once: that is no failure, and costs no restart.
             # So wait whether this agent gets the signal too.
             cycle.reported.add(event.rank)
-            cycle.terminated[event.rank] = self._clock.monotonic() if event.at is None else event.at
-            asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Terminated(cycle, event.rank))
+            cycle.terminated[event.rank] = self.clock.monotonic() if event.at is None else event.at
+            asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self.post, Terminated(cycle, event.rank))
         elif event.code != 0:
-            error = event.error or (self._board.recorded_error(event.rank) if event.signal is None else None)
+            error = event.error or (self.board.recorded_error(event.rank) if event.signal is None else None)
             how = {"exit_code": event.code, "signal": event.signal}
             unexplained = error is None and (event.code is not None or event.signal == signal.SIGABRT)
-            peer_lost = ended_by_peer(self._output.last_lines(event.rank)) if unexplained else False
+            peer_lost = ended_by_peer(self.output.last_lines(event.rank)) if unexplained else False
             self._failed(cycle, event.rank, event.at, restarting=restarting, peer_lost=peer_lost, error=error, **how)
         elif not cycle.running and not cycle.reported:
-            if self._shares_signals:
+            if self.shares_signals:
                 # A worker may save at SIGTERM and exit with 0: a job that is cancelled is not done for that.
-                asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self._post, Done(cycle))
+                asyncio.get_running_loop().call_later(OUR_SIGNAL_S, self.post, Done(cycle))
             else:
                 self.done(cycle)
 
     def done(self, cycle: Cycle) -> None:
         """All workers ended with 0, and of themselves."""
         self.publish_restarts(cycle)
-        self._publish(WorkersDone, cycle, step=max(self._board.steps().values(), default=None))
+        self._publish(WorkersDone, cycle, step=max(self.board.steps().values(), default=None))
         self.publish_learned(cycle)
 
     def terminated(self, cycle: Cycle, rank: int | None = None) -> None:
@@ -120,7 +116,7 @@ class Reporting:
             restarting = asked_at is not None
             # A worker that is a launcher (torchrun) ends with its own exception, and its error file has the first one
             # of its children. Of a worker's own exception the datagram says more: what it came from.
-            recorded = self._board.recorded_error(rank)
+            recorded = self.board.recorded_error(rank)
             error = event.what if recorded is None or event.what.startswith(recorded) else recorded
             self._failed(cycle, rank, event.at, restarting=restarting, exit_code=1, error=error)
         elif says_peer_lost(event.what):
@@ -148,8 +144,8 @@ class Reporting:
             cycle.unreported = 0
 
     def publish_learned(self, cycle: Cycle) -> None:
-        if seen := self._watch.news():
-            self._publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
+        if seen := self.watch.news():
+            self.publisher.publish(Learned, role=cycle.assignment.role, seen=seen)
 
     def _failed(
         self,
@@ -169,12 +165,12 @@ class Reporting:
             if restarting:  # a consequence of what is known already: `node_ready` counts it
                 return
         # A worker's own word may be anything: it did not end before the cycle began, nor later than now.
-        ago_s = 0.0 if at is None else max(0.0, self._clock.monotonic() - max(at, cycle.began))
-        step = self._board.steps().get(rank)
+        ago_s = 0.0 if at is None else max(0.0, self.clock.monotonic() - max(at, cycle.began))
+        step = self.board.steps().get(rank)
         self._publish(WorkerFailed, cycle, rank=rank, **how, error=error, step=step, ago_s=ago_s, peer_lost=peer_lost)
 
     def _publish(self, kind: type[Any], cycle: Cycle, **what: Any) -> None:
-        self._publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)
+        self.publisher.publish(kind, replica=cycle.replica, cycle=cycle.number, **what)
 
 
 class FactPublisher:

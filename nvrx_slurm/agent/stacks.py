@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nvrx_slurm.agent.events import Cycle, Dumped, StacksOnFile
 from nvrx_slurm.agent.hangs import Hang
 from nvrx_slurm.agent.machine import StacksPort
@@ -90,18 +92,13 @@ class Stacks:
 DUMP_FIRST_S = 3.0
 
 
-class Dumping:
+class Dumping(msgspec.Struct):
     """Writes down beside the agent's loop (`go`), and posts `Dumped` when that is done."""
 
-    def __init__(
-        self,
-        stacks: StacksPort,
-        *,
-        publisher: FactPublisher,
-        go: Callable[[Coroutine[Any, Any, None]], object],
-        post: Callable[[Dumped], None],
-    ) -> None:
-        self._stacks, self._publisher, self._go, self._post = stacks, publisher, go, post
+    stacks: StacksPort
+    publisher: FactPublisher
+    go: Callable[[Coroutine[Any, Any, None]], object]
+    post: Callable[[Dumped], None]
 
     def begin(
         self,
@@ -119,18 +116,18 @@ class Dumping:
 
         async def dump() -> None:
             # Workers that are about to be stopped (`then`) may be paused for it.
-            dumped = await self._stacks.dump(
+            dumped = await self.stacks.dump(
                 cycle, why=why, timeout_s=timeout_s, ranks=ranks, may_pause=then is not None
             )
-            self._post(Dumped(cycle, dumped, why=why, hang=hang, request=request, then=then))
+            self.post(Dumped(cycle, dumped, why=why, hang=hang, request=request, then=then))
 
-        self._go(dump())
+        self.go(dump())
 
     def publish(self, event: Dumped, *, at_work: bool) -> None:
         """Report what was written down. `at_work`: its hang is still news."""
         cycle, hang = event.cycle, event.hang
         if hang is not None and at_work:
-            self._publisher.publish(
+            self.publisher.publish(
                 WorkerHung,
                 replica=cycle.replica,
                 cycle=cycle.number,
@@ -143,7 +140,7 @@ class Dumping:
                 limit_s=hang.limit_s,
             )
         elif event.stacks.files or event.stacks.problems or event.request:
-            self._publisher.publish(
+            self.publisher.publish(
                 StacksDumped,
                 why=event.why,
                 files=event.stacks.files,

@@ -80,36 +80,28 @@ class Step(msgspec.Struct, eq=False):
     nodes: set[str] = set()
 
 
-class AgentSteps:
+class AgentSteps(msgspec.Struct):
     """Runs the steps. `start` starts an srun for its command; `slurm` asks about the nodes; `tell` journals what is
-    started; `is_over` says whether the job has ended."""
+    started; `is_over` says whether the job has ended. `own_flags`: the first step, too, names its nodes: the command
+    is not for all that the job has."""
 
-    def __init__(
-        self,
-        nodes: Iterable[str],
-        *,
-        own_node: str | None,
-        command: Sequence[str],
-        start: Callable[[Sequence[str]], Awaitable[Process]],
-        slurm: JobNodes,
-        tell: Callable[[AgentsStarted], Awaitable[None]],
-        is_over: Callable[[], bool],
-        generation: int,
-        clock: Clock,
-        own_flags: bool = False,
-    ) -> None:
-        """`own_flags`: the first step, too, names its nodes: the command is not for all that the job has."""
-        self._own_flags = own_flags
-        self._nodes, self._command, self._start = tuple(nodes), tuple(command), start
-        self._slurm, self._tell, self._is_over = slurm, tell, is_over
-        self._own_node, self._generation, self._clock = own_node, generation, clock
-        self.steps: list[Step] = []
-        self._missing: dict[str, _Missing] = {}
-        self._starts: dict[str, _Starts] = {}
-        self._known: dict[str, SlurmNode] = {}  # where the slurmd of lost nodes listens
-        self._news = asyncio.Event()
-        self._closed = False
-        self._has_joined = False  # any agent, ever
+    nodes: tuple[str, ...]
+    own_node: str | None
+    command: tuple[str, ...]
+    start: Callable[[Sequence[str]], Awaitable[Process]]
+    slurm: JobNodes
+    tell: Callable[[AgentsStarted], Awaitable[None]]
+    is_over: Callable[[], bool]
+    generation: int
+    clock: Clock
+    own_flags: bool = False
+    steps: list[Step] = []
+    _missing: dict[str, _Missing] = {}
+    _starts: dict[str, _Starts] = {}
+    _known: dict[str, SlurmNode] = {}  # where the slurmd of lost nodes listens
+    _news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _closed: bool = False
+    _has_joined: bool = False  # any agent, ever
 
     @property
     def processes(self) -> list[Process]:
@@ -122,7 +114,7 @@ class AgentSteps:
 
     def lost(self, node: str) -> None:
         """The controller has lost the node's agent."""
-        if node in self._nodes and node not in self._missing:
+        if node in self.nodes and node not in self._missing:
             self._miss(node, step_ended=False)
             self._news.set()
 
@@ -134,8 +126,8 @@ class AgentSteps:
     async def run(self) -> list[int]:
         """Start the agents; return the last exit codes once none runs and none is to be started."""
         codes: list[int] = []
-        first = step_command(self._command, self._nodes) if self._own_flags else self._command
-        await self._start_step(first, self._nodes)
+        first = step_command(self.command, self.nodes) if self.own_flags else self.command
+        await self._start_step(first, self.nodes)
         alone_since: float | None = None
         while True:
             await self._wait()
@@ -149,17 +141,17 @@ class AgentSteps:
                     self._miss(node, step_ended=len(step.nodes) > 1)
             if set(codes) == {CANNOT_RUN} and not self.steps and not self._has_joined:
                 return codes
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             alone_since = None if self.steps else now if alone_since is None else alone_since
-            due = [node for node in self._nodes if node in self._missing and self._missing[node].due <= now]
-            if due and not self._closed and not self._is_over():
+            due = [node for node in self.nodes if node in self._missing and self._missing[node].due <= now]
+            if due and not self._closed and not self.is_over():
                 await self._bring_back(due)
             if self.steps:
                 continue
-            alone_s = 0.0 if alone_since is None else self._clock.monotonic() - alone_since
+            alone_s = 0.0 if alone_since is None else self.clock.monotonic() - alone_since
             # Not before each node has been looked at: one whose turn is still to come may answer.
             in_vain = alone_s > NO_AGENT_S and all(missing.looks for missing in self._missing.values())
-            if self._closed or self._is_over() or not self._missing or in_vain:
+            if self._closed or self.is_over() or not self._missing or in_vain:
                 return codes
 
     # ---- the loop
@@ -168,7 +160,7 @@ class AgentSteps:
         """Until a step has ended, a node was reported, or one is due."""
         loop = asyncio.get_running_loop()
         due = min((missing.due for missing in self._missing.values()), default=None)
-        timeout = None if due is None or self._closed else max(0.0, due - self._clock.monotonic())
+        timeout = None if due is None or self._closed else max(0.0, due - self.clock.monotonic())
         waits = [loop.create_task(step.process.wait()) for step in self.steps]
         waits.append(loop.create_task(self._news.wait()))
         try:
@@ -179,7 +171,7 @@ class AgentSteps:
         self._news.clear()
 
     def _miss(self, node: str, *, step_ended: bool) -> None:
-        now, starts = self._clock.monotonic(), self._starts.setdefault(node, _Starts())
+        now, starts = self.clock.monotonic(), self._starts.setdefault(node, _Starts())
         if now - starts.at > STABLE_S:
             starts.count = 0
         if starts.count >= MOST_STARTS:
@@ -199,12 +191,12 @@ class AgentSteps:
     async def _bring_back(self, due: Sequence[str]) -> None:
         """Start agents on those of the nodes that answer, and that the job still holds."""
         if unknown := [node for node in due if node not in self._known]:
-            self._known.update(await self._slurm.nodes(unknown))
+            self._known.update(await self.slurm.nodes(unknown))
         answering = await self._answering(due)
         if answering:
             answering = await self._usable(answering)
         self._look_later(node for node in due if node not in answering)
-        if not answering or self._closed or self._is_over():
+        if not answering or self._closed or self.is_over():
             return
         attempt = 1 + max(self._starts[node].count for node in answering)
         # In the journal before they start: by that an open rendezvous waits for them. The nodes of a step that ended,
@@ -214,26 +206,26 @@ class AgentSteps:
             nodes = [node for node in answering if ended[node] is step_ended]
             if nodes:
                 silent = tuple(node for node in self._missing if node not in answering)
-                await self._tell(
+                await self.tell(
                     AgentsStarted(
                         nodes=tuple(nodes),
                         missing=silent,
                         step_ended=step_ended,
                         attempt=attempt,
-                        generation=self._generation,
+                        generation=self.generation,
                     )
                 )
         if not (answering := [node for node in answering if node in self._missing]):
             return
         log.warning("starting agents on %s (attempt %d)", ", ".join(answering), attempt)
         try:
-            await self._start_step(step_command(self._command, answering), answering)
+            await self._start_step(step_command(self.command, answering), answering)
         except (OSError, RuntimeError) as error:  # no process can be started now, or no thread that waits for it
             log.error("no agents can be started now: %s", error)
             self._look_later(answering)
 
     def _look_later(self, nodes: Iterable[str]) -> None:
-        now = self._clock.monotonic()  # what the queries took, and they take seconds, counts too
+        now = self.clock.monotonic()  # what the queries took, and they take seconds, counts too
         for node in nodes:
             if (missing := self._missing.get(node)) is not None:
                 missing.looks += 1
@@ -244,17 +236,17 @@ class AgentSteps:
 
         async def answers(node: str) -> bool:
             async with room:
-                return node in self._known and await self._slurm.answers(self._known[node])
+                return node in self._known and await self.slurm.answers(self._known[node])
 
         found = await asyncio.gather(*(answers(node) for node in nodes))
-        if self._own_node in nodes and not found[nodes.index(self._own_node)]:
+        if self.own_node in nodes and not found[nodes.index(self.own_node)]:
             log.warning("slurmd cannot be reached directly, not even here: which nodes are left is only tried out")
             return list(nodes)
         return [node for node, answer in zip(nodes, found, strict=True) if answer]
 
     async def _usable(self, nodes: Sequence[str]) -> list[str]:
         """Those that the job holds, and that are well by Slurm's word; the others of the job's nodes are given up."""
-        held, states = await self._slurm.allocated(), await self._slurm.nodes(nodes)
+        held, states = await self.slurm.allocated(), await self.slurm.nodes(nodes)
         self._known.update(states)
         usable: list[str] = []
         for node in nodes:
@@ -268,7 +260,7 @@ class AgentSteps:
         return usable
 
     async def _start_step(self, command: Sequence[str], nodes: Iterable[str]) -> None:
-        step, now = Step(await self._start(command), set(nodes)), self._clock.monotonic()
+        step, now = Step(await self.start(command), set(nodes)), self.clock.monotonic()
         # A node counts to its newest step alone. The end of an older srun, which a lost node holds up, must not take
         # the node for missing again.
         for other in self.steps:

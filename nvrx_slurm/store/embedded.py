@@ -117,7 +117,7 @@ async def kill_server(server: Process) -> None:
         await asyncio.wait_for(server.wait(), KILLED_S)
 
 
-class EmbeddedStore:
+class EmbeddedStore(msgspec.Struct):
     """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
     append-only file (the kernel's page cache) before its answer is sent.
 
@@ -126,38 +126,30 @@ class EmbeddedStore:
     bundled one).
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        password: str,
-        bind: str = "127.0.0.1",
-        name: str | None = None,
-        certificate: Certificate | None = None,
-        mark: str | None = None,
-        binary: Path | None = None,
-        adopt: Callable[[], None] | None = None,
-    ) -> None:
-        self._folder = folder
-        self._bind, self._name, self._certificate = bind, name, certificate
-        self._password, self._mark = password, mark
-        self._binary = binary
-        self._adopt = adopt
-        self.port = 0
+    folder: Path
+    password: str
+    bind: str = "127.0.0.1"
+    name: str | None = None
+    certificate: Certificate | None = None
+    mark: str | None = None
+    binary: Path | None = None
+    adopt: Callable[[], None] | None = None
+    port: int = 0
+    _drain: asyncio.Task[None] | None = None
 
     def url(self, host: str) -> str:
         """Where it listens. `host`: the name or address by which clients reach this machine."""
-        if self._name is not None:
-            return f"unix://{quote(str(self._folder.absolute() / self._name))}"
-        return f"{'rediss' if self._certificate else 'redis'}://{host}:{self.port}"
+        if self.name is not None:
+            return f"unix://{quote(str(self.folder.absolute() / self.name))}"
+        return f"{'rediss' if self.certificate else 'redis'}://{host}:{self.port}"
 
     async def start(self) -> Process:
         """Start the server and wait until it answers. Raises StoreUnreachable with the end of its log."""
         for _ in range(5):
             # A port that clients have been given stays, also where it is taken now: only a new one may be exchanged.
-            fresh = self.port == 0 and self._name is None
+            fresh = self.port == 0 and self.name is None
             if fresh:
-                self.port = free_port("" if self._bind == "*" else self._bind)
+                self.port = free_port("" if self.bind == "*" else self.bind)
             try:
                 return await asyncio.wait_for(self._start_once(), READY_S)
             except StoreUnreachable as error:
@@ -170,15 +162,15 @@ class EmbeddedStore:
         raise StoreUnreachable("the embedded store finds no free port on this host")
 
     async def _start_once(self) -> Process:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server = await asyncio.create_subprocess_exec(
-            str(self._binary or bundled_binary()),
+            str(self.binary or bundled_binary()),
             "-",
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
-            cwd=self._folder,
-            preexec_fn=self._adopt,
+            cwd=self.folder,
+            preexec_fn=self.adopt,
             # The socket, and the file with all of the job's records, are this user's alone.
             umask=0o077,
         )
@@ -201,27 +193,27 @@ class EmbeddedStore:
         raise StoreUnreachable("the embedded store did not start:\n" + b"".join(lines[-8:]).decode(errors="replace"))
 
     def _config(self) -> str:
-        if self._name is not None:
+        if self.name is not None:
             # Its working folder is its own: a path from there is never too long for a socket's address.
-            listen = ["port 0", f"unixsocket {self._name}", "unixsocketperm 700"]
-        elif self._certificate is None:
-            listen = [f"port {self.port}", f"bind {self._bind}"]
+            listen = ["port 0", f"unixsocket {self.name}", "unixsocketperm 700"]
+        elif self.certificate is None:
+            listen = [f"port {self.port}", f"bind {self.bind}"]
         else:
             listen = [
                 "port 0",
                 f"tls-port {self.port}",
-                f"bind {self._bind}",
-                f"tls-cert-file {_quoted(self._certificate.certificate)}",
-                f"tls-key-file {_quoted(self._certificate.key)}",
+                f"bind {self.bind}",
+                f"tls-cert-file {_quoted(self.certificate.certificate)}",
+                f"tls-key-file {_quoted(self.certificate.key)}",
                 "tls-auth-clients no",  # clients prove themselves by the password
                 'tls-protocols "TLSv1.2 TLSv1.3"',
             ]
         return "\n".join(
             [
                 *listen,
-                f'requirepass "{self._password}"',
-                *([f'masterauth "{self._mark}"'] if self._mark else []),
-                f"dir {_quoted(self._folder)}",
+                f'requirepass "{self.password}"',
+                *([f'masterauth "{self.mark}"'] if self.mark else []),
+                f"dir {_quoted(self.folder)}",
                 "appendonly yes",
                 # A crash of the server loses nothing either way; a crash of this host ends the allocation.
                 "appendfsync no",
@@ -233,7 +225,7 @@ class EmbeddedStore:
         )
 
     async def _log_rest(self, stdout: asyncio.StreamReader, lines: list[bytes]) -> None:
-        with os.fdopen(open_log(self._folder / "server.log"), "ab", buffering=0) as log:
+        with os.fdopen(open_log(self.folder / "server.log"), "ab", buffering=0) as log:
             while lines:  # to the end, also where the disk is full: a server whose pipe is full stops
                 with contextlib.suppress(OSError):
                     log.write(b"".join(lines))

@@ -84,52 +84,48 @@ class RoleWarmth(msgspec.Struct):
     settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
-class Prewarming:
+class Prewarming(msgspec.Struct):
     """Of one node. `go`: runs a task beside the agent's loop."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        folder: JobFolder,
-        node: str,
-        workers: WorkersPort,
-        stacks: StacksPort,
-        publisher: FactPublisher,
-        clock: Clock,
-        go: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._plan, self._folder, self._node = plan, folder, node
-        self._workers, self._stacks, self._publisher = workers, stacks, publisher
-        self._clock, self._go = clock, go
-        self._roles = {
-            role.name: RoleWarmth(role, spec, None if spec.imports == "auto" else list(spec.imports))
-            for role in plan.roles
-            if (spec := role.prewarm) is not None and spec.wants_process
-        }
-        self._page_cache: PageCache | None = None
-        self._unsent: list[tuple[type[FromAgent], dict[str, Any]]] | None = []  # until the node has joined
-        self._said: set[tuple[str, str]] = set()
-        self._is_starting = False
-        self._hurry = asyncio.Event()
+    plan: Plan
+    folder: JobFolder
+    node: str
+    workers: WorkersPort
+    stacks: StacksPort
+    publisher: FactPublisher
+    clock: Clock
+    go: Callable[[Coroutine[Any, Any, None]], object]
+    _roles: dict[str, RoleWarmth] = {}
+    _page_cache: PageCache | None = None
+    _unsent: list[tuple[type[FromAgent], dict[str, Any]]] | None = []  # until the node has joined
+    _said: set[tuple[str, str]] = set()
+    _is_starting: bool = False
+    _hurry: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        for role in self.plan.roles:
+            if (spec := role.prewarm) is not None and spec.wants_process:
+                self._roles[role.name] = RoleWarmth(
+                    role, spec, None if spec.imports == "auto" else list(spec.imports)
+                )
 
     def begin(self) -> None:
         """Make a warm process for each role that asks for one: this node does not know yet which it will have."""
         for warmth in self._roles.values():
             warmth.state = "probing"
             self._restart(warmth)
-            self._go(self._probe(warmth))
-        specs = [role.prewarm for role in self._plan.roles if role.prewarm is not None]
+            self.go(self._probe(warmth))
+        specs = [role.prewarm for role in self.plan.roles if role.prewarm is not None]
         if patterns := [pattern for spec in specs for pattern in spec.read]:
-            self._page_cache = self._page_cache or PageCache(self._clock)
+            self._page_cache = self._page_cache or PageCache(self.clock)
             bounds = [spec.memory for spec in specs if spec.memory is not None]
-            self._page_cache.begin(patterns, self._plan.workdir, min(bounds, default=None))
+            self._page_cache.begin(patterns, self.plan.workdir, min(bounds, default=None))
 
     def joined(self) -> None:
         """The controller knows this node: it takes no fact of a node before that."""
         unsent, self._unsent = self._unsent or [], None
         for kind, fields in unsent:
-            self._publisher.publish(kind, **fields)
+            self.publisher.publish(kind, **fields)
 
     def assigned(self, cycle: Cycle) -> str | None:
         """The node has ranks of this cycle, and starts their workers. Returns the role, if they can be started warm;
@@ -139,12 +135,12 @@ class Prewarming:
         # The other roles' processes end: they would only take memory.
         for name, warmth in self._roles.items():
             if name != role and warmth.state != "off":
-                self._workers.cool(name)
+                self.workers.cool(name)
                 self._settle(warmth, "ended", "another role had this node")
-        spec = next(each.prewarm for each in self._plan.roles if each.name == role)
+        spec = next(each.prewarm for each in self.plan.roles if each.name == role)
         if self._page_cache is not None:
             read, memory = (spec.read, spec.memory) if spec else ((), None)
-            self._page_cache.begin(read, self._plan.workdir, memory, cycle.ranks)
+            self._page_cache.begin(read, self.plan.workdir, memory, cycle.ranks)
         found = self._roles.get(role)
         if found is None or found.state == "ready":
             return role if found else None
@@ -188,14 +184,12 @@ class Prewarming:
     def is_warming(self, role: str) -> bool:
         """Whether workers should wait a moment: they would import the same, each for itself."""
         warmth = self._roles.get(role)
-        return (
-            warmth is not None and warmth.state in ("probing", "warming") and self._clock.monotonic() < warmth.until
-        )
+        return warmth is not None and warmth.state in ("probing", "warming") and self.clock.monotonic() < warmth.until
 
     async def settled(self, role: str) -> None:
         """Wait until the role's process does not warm up any more, or has taken too long."""
         warmth = self._roles[role]
-        left_s = warmth.until - self._clock.monotonic()
+        left_s = warmth.until - self.clock.monotonic()
         log.info("the workers of %s wait for their warm process, for %.0f s at most", role, left_s)
         self._hurry.clear()
         waits = [asyncio.ensure_future(event.wait()) for event in (warmth.settled, self._hurry)]
@@ -244,7 +238,7 @@ class Prewarming:
         why = "its workers run in a container" if role.container is not None else None
         if warmth.imports is None:
             warmth.imports = await awaitable_thread(partial(self._read_list, role), "prewarm list")
-        env, workdir = self._environment(role), role.workdir or self._plan.workdir
+        env, workdir = self._environment(role), role.workdir or self.plan.workdir
         path = {**environment.child_environment({}), **env}.get("PATH")
 
         def find(program: str) -> str | None:
@@ -285,22 +279,22 @@ class Prewarming:
             setup,
             *(name for name in warmth.imports or () if name not in warmth.skipped),
         ]
-        workdir = role.workdir or self._plan.workdir
+        workdir = role.workdir or self.plan.workdir
         ahead = role.workers_per_node
-        self._workers.warm(role.name, role.command, self._environment(role), workdir, wanted, ahead)
+        self.workers.warm(role.name, role.command, self._environment(role), workdir, wanted, ahead)
         # With its number: no timer of an earlier attempt ends this one.
         asyncio.get_running_loop().call_later(spec.timeout, self._too_late, warmth, warmth.attempt)
 
     def _restart(self, warmth: RoleWarmth) -> None:
-        warmth.began = self._clock.monotonic()
+        warmth.began = self.clock.monotonic()
         warmth.until = warmth.began + warmth.spec.timeout
 
     def _environment(self, role: RolePlan) -> dict[str, str]:
-        common = role_environment(role, self._plan, self._folder, self._node)
-        return common | self._stacks.environment(role.env)
+        common = role_environment(role, self.plan, self.folder, self.node)
+        return common | self.stacks.environment(role.env)
 
     def _ready(self, warmth: RoleWarmth, modules: int, memory_bytes: int, failed: dict[str, str]) -> None:
-        took_s = self._clock.monotonic() - warmth.began
+        took_s = self.clock.monotonic() - warmth.began
         self._settle(warmth, "ready", None)
         log.info("the warm process of %s waits: %d modules, %.1f s", warmth.role.name, modules, took_s)
         is_auto = warmth.spec.imports == "auto"  # the user has not asked for the ones that fail
@@ -332,7 +326,7 @@ class Prewarming:
         else:
             self._warm(warmth)
         if warmth.spec.imports == "auto":
-            warmth.until = self._clock.monotonic()
+            warmth.until = self.clock.monotonic()
             warmth.settled.set()
 
     def _ended(self, warmth: RoleWarmth, why: str) -> None:
@@ -348,7 +342,7 @@ class Prewarming:
 
     def _too_late(self, warmth: RoleWarmth, attempt: int) -> None:
         if warmth.state == "warming" and warmth.attempt == attempt:
-            self._workers.cool(warmth.role.name)
+            self.workers.cool(warmth.role.name)
             self._fail(warmth, f"the warm process was not ready within {words(warmth.spec.timeout)}")
 
     def _fail(self, warmth: RoleWarmth, why: str) -> None:
@@ -360,7 +354,7 @@ class Prewarming:
 
     def _publish(self, kind: type[FromAgent], **fields: Any) -> None:
         if self._unsent is None:
-            self._publisher.publish(kind, **fields)
+            self.publisher.publish(kind, **fields)
         else:
             self._unsent.append((kind, fields))
 
@@ -380,8 +374,8 @@ class Prewarming:
                 self._warm(warmth)
 
     def _list_file(self, role: RolePlan) -> Path:
-        what = json.dumps([role.command, role.workdir or self._plan.workdir])
-        return Path(self._plan.folder) / ".prewarm" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
+        what = json.dumps([role.command, role.workdir or self.plan.workdir])
+        return Path(self.plan.folder) / ".prewarm" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
 
     def _read_list(self, role: RolePlan) -> list[str] | None:
         file = self._list_file(role)

@@ -69,7 +69,7 @@ def test_a_list_is_read_in_a_folder_that_no_other_user_can_change(tmp_path: Path
     """A list is used only in a folder that no other user can write: it says what the warm process imports, and in a
     base folder such as /tmp another user may create the folder first."""
     prewarming = prewarming_in(tmp_path)
-    role = prewarming._plan.roles[0]
+    role = prewarming.plan.roles[0]
     prewarming._write_list(role, ["torch"])
     file = prewarming._list_file(role)
     assert json.loads(file.read_bytes())["modules"] == ["torch"]

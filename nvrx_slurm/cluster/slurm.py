@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nvrx_slurm.cluster.base import SCRIPT_NAME, folder_name, prepare_folder
-from nvrx_slurm.cluster.commands import PATIENCE_S, Runner, SlurmPrograms, SystemRunner
+from nvrx_slurm.cluster.commands import PATIENCE_S, CommandOutput, Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm_text import (
     NO_ACCOUNTING,
     RELIABLE_SINCE,
@@ -112,9 +112,7 @@ class SlurmCluster:
         found = dict.fromkeys(job_ids, JobState.UNKNOWN)
         for cluster, numbers in by_cluster(job_ids).items():
             jobs = f"--jobs={','.join(numbers)}"
-            listing = self._programs.ask(
-                "squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
-            )
+            listing = self._squeue(cluster, "--array", jobs, "--format=%i|%T")
             if not listing.ok and UNKNOWN_JOB not in listing.stderr:  # so it fails where it knows none of the jobs
                 raise NvrxError(f"squeue does not know the state of {', '.join(numbers)}: {listing.reason}")
             listed = listed_states(listing.stdout)
@@ -131,11 +129,7 @@ class SlurmCluster:
     def elements(self, job_id: str) -> Mapping[str, JobState]:
         """The tasks of a job array that Slurm still lists, by their ids without cluster. Raises SlurmUnreachable."""
         number, cluster = split_job_id(job_id)
-        jobs = f"--jobs={number}"
-        listing = self._programs.ask(
-            "squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all", jobs, "--format=%i|%T"
-        )
-        rows = listed_states(listing.stdout)
+        rows = listed_states(self._squeue(cluster, "--array", f"--jobs={number}", "--format=%i|%T").stdout)
         return {job_id: state for job_id, state in rows.items() if job_id.startswith(f"{number}_")}
 
     def cancel(self, job_id: str) -> None:
@@ -164,14 +158,15 @@ class SlurmCluster:
     def _batch_host_and_nodes(self, job_id: str) -> tuple[str, tuple[str, ...]]:
         number, cluster = split_job_id(job_id)
         # The bar in front tells these lines from the headline that `--clusters` adds.
-        listing = self._programs.ask(
-            "squeue", *on_cluster(cluster), "--noheader", "--states=all", f"--jobs={number}", "--format=|%B|%N"
-        )
+        listing = self._squeue(cluster, f"--jobs={number}", "--format=|%B|%N")
         found = (line.split("|") for line in listing.stdout.splitlines() if line.startswith("|"))
         _, host, compressed = next(found, ("", "", ""))
         if not compressed.strip():
             return host, ()
         return host, tuple(self._programs.ask("scontrol", "show", "hostnames", compressed.strip()).stdout.split())
+
+    def _squeue(self, cluster: str | None, *flags: str) -> CommandOutput:
+        return self._programs.ask("squeue", *on_cluster(cluster), "--noheader", "--states=all", *flags)
 
     def _sacct_states(self, cluster: str | None, numbers: list[str]) -> dict[str, JobState]:
         """Without accounting there is no answer; that hides none of squeue's."""

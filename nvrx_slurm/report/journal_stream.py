@@ -6,6 +6,7 @@ What is not signed with the job's key is set aside, as the controller does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
@@ -128,12 +129,10 @@ class JournalStream:
 
 def post(address: StoreAddress, fact: AnyFact) -> None:
     """Post a fact to the job's controller. Raises `StoreUnreachable`."""
-    client, inbox = connect(address), Keys(address.job).inbox
+    inbox = Keys(address.job).inbox
     sealed = JobKey(address.token).sign(inbox, pack(fact))
-    try:
+    with closing(connect(address)) as client:
         answered(address.url, lambda: client.xadd(inbox, {"m": sealed}))
-    finally:
-        client.close()
 
 
 def answered(where: str, call: Callable[[], Any]) -> Any:

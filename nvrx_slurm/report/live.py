@@ -134,11 +134,8 @@ def _until_ended(base: Path, job_id: str, face: EventPrinter | Monitor, clock: C
                 raise error_without_folder(base, job_id, outside.slurm_says)
         face.draw(snapshot.snap(new_view(), folder, outside=outside, clock=clock))
         clock.sleep(QUEUE_LOOK_S)
-    journal = Journal(folder, beats=True, clock=clock)
-    try:
+    with contextlib.closing(Journal(folder, beats=True, clock=clock)) as journal:
         shot = _read_on(folder, journal, face, clock, WorkersLines(folder) if output else None)
-    finally:
-        journal.close()
     face.end(shot)
     return EXIT_RETRY if shot.exit_code is None else shot.exit_code
 

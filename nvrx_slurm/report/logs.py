@@ -254,11 +254,10 @@ def follow_logs(
 ) -> Iterator[Chunk]:
     """The output so far and to come, through all cycles, until the job has ended and no process runs it any more."""
     clock = clock or SystemClock()
-    journal = Journal(folder, clock=clock)
     gone = gone or Presence(folder, clock=clock).gone
     ended_at: float | None = None
     over, looks = False, 0
-    try:
+    with contextlib.closing(Journal(folder, clock=clock)) as journal:
         while True:
             yield from reader.read()
             if over:
@@ -271,5 +270,3 @@ def follow_logs(
             over = not news and (gone() or now - (ended_at or now) >= LAST_WORDS_S)  # then one look more
             if news or over or looks % NEW_FILES_EVERY == 0:
                 reader.look()
-    finally:
-        journal.close()

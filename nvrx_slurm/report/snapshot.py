@@ -184,14 +184,11 @@ def take(
 ) -> Snapshot:
     """The job as it is now, from its folder and, if it runs, its store; `slurm` as for `Presence`. The subscribers
     read the same journal in the same pass."""
-    journal = Journal(folder, live=live, beats=True, clock=clock)
     fold = JobFold(jobs.read_plan(folder), subscribers)
-    try:
+    with contextlib.closing(Journal(folder, live=live, beats=True, clock=clock)) as journal:
         for item in journal.catch_up():
             fold.take(item)
         store_now = journal.store_time()
-    finally:
-        journal.close()
     if journal.ended and not begins_again(fold.view, folder.read_info(), folder.read_result()):
         outside = OutsideState(slurm_says=still_in_slurm(folder, clock=clock, slurm=slurm))
     else:

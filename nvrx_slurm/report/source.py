@@ -139,11 +139,8 @@ class Journal:
 
 def so_far(folder: JobFolder, *, live: bool = True) -> list[Entry]:
     """The entries that there are now, oldest first. Raises OSError if the folder cannot be read."""
-    journal = Journal(folder, live=live)
-    try:
+    with contextlib.closing(Journal(folder, live=live)) as journal:
         return [item for item in journal.catch_up() if isinstance(item, Entry)]
-    finally:
-        journal.close()
 
 
 def follow(folder: JobFolder) -> Iterator[Entry]:
@@ -152,9 +149,8 @@ def follow(folder: JobFolder) -> Iterator[Entry]:
     Each exactly once, also when the store is lost. Also ends, after a last look, when no process runs the job any
     more. Each wait inside is bounded.
     """
-    journal, presence = Journal(folder), Presence(folder)
-    last_look = False
-    try:
+    presence, last_look = Presence(folder), False
+    with contextlib.closing(Journal(folder)) as journal:
         while True:
             items = journal.poll(0.0 if last_look else WAIT_S)
             yield from (item for item in items if isinstance(item, Entry))
@@ -162,5 +158,3 @@ def follow(folder: JobFolder) -> Iterator[Entry]:
                 return
             # What the last process wrote before it ended may not have been there at the look before.
             last_look = not items and presence.gone()
-    finally:
-        journal.close()

@@ -88,19 +88,25 @@ def about(markup: str) -> str:
     return f'<p class="about">{markup}</p>' if markup else ""
 
 
-def contents(sections: Mapping[str, str]) -> str:
-    """Links to the sections: name → what the link says."""
-    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in sections.items())
-    return f'<nav aria-label="Sections">{links}</nav>'
-
-
-def figures(shown: Iterable[tuple[str, str, str]]) -> str:
-    """The large numbers on top of a page: label, value, and what the value is."""
+def header(
+    heading: str,
+    facts: Iterable[tuple[str, str]],
+    figures: Iterable[tuple[str, str, str]],
+    sections: Mapping[str, str],
+) -> str:
+    """The top of a page. `heading` is markup already. `facts`: label and text. `figures`, the large numbers: label,
+    value, and what the value is. `sections`: the name of each → what the link to it says."""
+    listed = "".join(f"<div><dt>{text(label)}</dt><dd>{text(fact)}</dd></div>" for label, fact in facts)
     cards = "".join(
         f'<div class="figure"><dt>{text(label)}</dt><dd><b>{text(value)}</b> <span>{text(what)}</span></dd></div>'
-        for label, value, what in shown
+        for label, value, what in figures
     )
-    return f'<dl class="figures">{cards}</dl>'
+    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in sections.items())
+    return (
+        f'<header>\n<p class="what">nvrx-slurm report</p>\n{heading}\n'
+        f'<dl class="facts">{listed}</dl>\n<dl class="figures">{cards}</dl>\n'
+        f'<nav aria-label="Sections">{links}</nav>\n</header>'
+    )
 
 
 def bar(parts: Iterable[tuple[str, float, str]], height: int) -> str:

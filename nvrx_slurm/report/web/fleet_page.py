@@ -9,7 +9,7 @@ from math import ceil
 
 from nvrx_slurm.report.fleet import Fleet, Repair
 from nvrx_slurm.report.recovery import PHASES, STARTUP
-from nvrx_slurm.report.web.document import about, contents, document, figures, section, table, text
+from nvrx_slurm.report.web.document import about, document, header, section, table, text
 from nvrx_slurm.report.web.job_page import goodput_section, hours, utc
 from nvrx_slurm.report.words import percent, plural, seconds
 
@@ -58,24 +58,10 @@ def _header(fleet: Fleet, since: float, now: float) -> str:
         ("MTTR", "–" if every.mean_s is None else seconds(every.mean_s), "mean, until steps are made again"),
         ("not for new steps", hours(lost), f"of {hours(goodput.total_us)} of nodes"),
     ]
-    links = contents(
-        {
-            "goodput": "Goodput",
-            "causes": "Causes",
-            "hours": "Hours",
-            "phases": "Recoveries",
-            "nodes": "Nodes",
-            "verdicts": "Verdicts",
-            "jobs": "Jobs",
-        }
-    )
-    return (
-        '<header>\n<p class="what">nvrx-slurm report</p>\n'
-        f"<h1>{plural(len(fleet.jobs), 'job')}</h1>\n"
-        f'<dl class="facts"><div><dt>active since</dt><dd>{utc(since)} UTC</dd></div>'
-        f"<div><dt>as of</dt><dd>{utc(now)} UTC</dd></div></dl>\n"
-        f"{figures(shown)}\n{links}\n</header>"
-    )
+    names = ("goodput", "causes", "hours", "phases", "nodes", "verdicts", "jobs")
+    sections = {name: name.capitalize() for name in names} | {"phases": "Recoveries"}
+    facts = [("active since", f"{utc(since)} UTC"), ("as of", f"{utc(now)} UTC")]
+    return header(f"<h1>{plural(len(fleet.jobs), 'job')}</h1>", facts, shown, sections)
 
 
 _NOTHING = "Nothing failed."

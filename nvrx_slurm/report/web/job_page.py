@@ -26,7 +26,7 @@ from nvrx_slurm.report.sentences import describe
 from nvrx_slurm.report.snapshot import Snapshot
 from nvrx_slurm.report.spans import Span
 from nvrx_slurm.report.tables import mood, number
-from nvrx_slurm.report.web.document import about, bar, contents, document, figures, lines, section, table, text
+from nvrx_slurm.report.web.document import about, bar, document, header, lines, section, table, text
 from nvrx_slurm.report.words import event_name, names, percent, plural, ranks_of, seconds, shares
 from nvrx_slurm.util.sanitize import one_line
 
@@ -133,7 +133,6 @@ def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
         ("took" if shot.exit_code is not None else "for", seconds(shot.elapsed_s)),
         ("exit code", None if shot.exit_code is None else str(shot.exit_code)),
     ]
-    listed = "".join(f"<div><dt>{text(key)}</dt><dd>{text(value)}</dd></div>" for key, value in facts if value)
     reached = [each.to_first_step_s for each in view.recoveries.values() if each.to_first_step_s is not None]
     runs = [each.total_s for each in view.recoveries.values()]
     recovered = sorted(reached or runs)
@@ -152,25 +151,13 @@ def _header(shot: Snapshot, history: JobTimeline, goodput: Goodput) -> str:
     # Without steps nothing is known to be lost.
     if goodput.ratio is None:
         shown[-1] = ("neither run nor steps", *shown[-1][1:])
-    links = contents(
-        {
-            "timeline": "Timeline",
-            "goodput": "Goodput",
-            "failures": "Failures",
-            "recoveries": "Recoveries",
-            "verdicts": "Verdicts",
-            "nodes": "Nodes",
-            "configuration": "Configuration",
-            "journal": "Journal",
-        }
-    )
-    reason = f'<p class="reason">{text(shot.reason)}</p>' if shot.reason and shot.reason != "done" else ""
-    return (
-        '<header>\n<p class="what">nvrx-slurm report</p>\n'
-        f'<h1>{text(view.name or shot.folder.job_id)} <span class="pill {mood(shot.state)}">{text(shot.state)}</span>'
-        f"</h1>\n{reason}"
-        f'<dl class="facts">{listed}</dl>\n{figures(shown)}\n{links}\n</header>'
-    )
+    sections = ("timeline", "goodput", "failures", "recoveries", "verdicts", "nodes", "configuration", "journal")
+    pill = f'<span class="pill {mood(shot.state)}">{text(shot.state)}</span>'
+    heading = f"<h1>{text(view.name or shot.folder.job_id)} {pill}</h1>"
+    if shot.reason and shot.reason != "done":
+        heading += f'\n<p class="reason">{text(shot.reason)}</p>'
+    known = [(label, fact) for label, fact in facts if fact]
+    return header(heading, known, shown, {name: name.capitalize() for name in sections})
 
 
 def _problems(shot: Snapshot) -> list[str]:

@@ -111,7 +111,7 @@ class NodeSpans:
                 span, cycle = self._open.get(record.node), (record.replica, view.generation, record.cycle)
                 self._first_steps.setdefault(cycle, now)
                 if span is not None and span.kind == "starting" and span.cycle == cycle:
-                    self._emit(record.node, "starting", span.since, now, cycle)
+                    self._emit(Span(record.node, "starting", span.since, now, cycle))
                     self._open[record.node] = _Open("stepping", now, cycle)
             case records.WorkersStarted():
                 span = self._open.get(record.node)
@@ -192,7 +192,7 @@ class NodeSpans:
                 self._open, self._ended_us = {}, None
                 for node in record.expected:
                     if ended is not None:
-                        self._emit(node, "queue", ended, now, None)
+                        self._emit(Span(node, "queue", ended, now, None))
                     self._open[node] = _Open("joining", now, None)
 
     # ---- what records do
@@ -234,7 +234,7 @@ class NodeSpans:
             if span.kind in AT_WORK:
                 at = min(max(failed, span.since), now)
                 self._close(node, at)
-                self._emit(node, "detecting", at, now, span.cycle)
+                self._emit(Span(node, "detecting", at, now, span.cycle))
                 self._open[node] = _Open("deciding", now, span.cycle)
 
     # ---- the spans
@@ -250,18 +250,13 @@ class NodeSpans:
             self._open[node] = _Open(kind, now, cycle)
 
     def _close(self, node: str, at: int) -> None:
-        known = self._open.get(node)
-        if known is None:
-            return
-        if known.kind != "starting":
-            self._emit(node, known.kind, known.since, at, known.cycle)
-            return
-        # Only now is it known from when on its workers ran, and from when on the cycle made steps.
-        for span in self._until(node, at):
-            self._emit(span.node, span.kind, span.since_us, span.until_us, span.cycle)
+        if node in self._open:
+            for span in self._until(node, at):
+                self._emit(span)
 
     def _until(self, node: str, at: int) -> list[Span]:
-        """What the node's open span is, if it ends here."""
+        """What the node's open span is, if it ends here. Of one in which workers started, only then is it known from
+        when on they ran, and from when on the cycle made steps."""
         span = self._open[node]
         if at <= span.since:
             return []
@@ -277,8 +272,8 @@ class NodeSpans:
             return [runs]
         return [Span(node, "starting", span.since, runs_from, span.cycle), runs]
 
-    def _emit(self, node: str, kind: Kind, since: int, until: int, cycle: CycleKey | None) -> None:
-        if until > since:
-            self.spent_us[kind, cycle] += until - since
+    def _emit(self, span: Span) -> None:
+        if span.until_us > span.since_us:
+            self.spent_us[span.kind, span.cycle] += span.until_us - span.since_us
             if self._spans is not None:
-                self._spans.append(Span(node, kind, since, until, cycle))
+                self._spans.append(span)

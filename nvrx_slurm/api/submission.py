@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.cluster.base import DEFAULT_FOLDER, SCRIPT_NAME, Cluster, check_cluster, folder_name
 from nvrx_slurm.cluster.slurm import SlurmCluster
@@ -93,20 +93,11 @@ def submit(
     if spares is not None:
         from msgspec.structs import replace
 
-        from nvrx_slurm.jobspec.values import MOST_NODES
-
-        own: dict[str, Any] = {"spares": spares}
-        if isinstance(spares, str):
-            own = spec.long_form(own)  # type: ignore[assignment]  # a mapping stays one
-        number = own["spares"]
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_NODES:
-            raise ConfigError(
-                f"must be a whole number from 0 to {MOST_NODES}, or a range like '0..2', not {spares!r}", key="spares"
-            )
         try:
-            spec = replace(spec, **own)
+            spec = replace(spec, spares=spares)  # which checks it, and takes a range apart
         except ValueError as error:
-            raise ConfigError(str(error), key="spares") from None
+            problem = str(error).removeprefix("spares: ")
+            raise ConfigError(f"{problem} (a number, or a range like '0..2')", key="spares") from None
     its_plan = plan(spec, folder=Path(folder or env.base_folder() or DEFAULT_FOLDER))
     if exclude_suspects:
         from nvrx_slurm.api.suspicion import avoiding

@@ -80,9 +80,7 @@ class JobFold:
 def new_view(plan: Plan | None = None) -> JobView:
     """A job of which nothing has happened yet. With its plan, the view also has the nodes that the first rendezvous
     waits for."""
-    if plan is None:
-        return JobView()
-    return JobView(plan=plan, name=plan.name)
+    return JobView(plan=plan, name=plan.name if plan else "")
 
 
 def fold(view: JobView, entry: Entry) -> JobView:
@@ -187,21 +185,22 @@ def _take_report(view: JobView, entry: Entry) -> bool:
                 iteration=restart.iteration,
                 total_s=restart.total_s,
             )
-        case records.WorkerFailed() | records.WorkerHung():
+        case records.WorkerFailed():
             report_step(view, record.node, record.step)
-            place: dict[str, Any] = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
-            kind: FailureKind
-            if isinstance(record, records.WorkerFailed):
-                why, place["peer_lost"] = words.worker_end(record), record.peer_lost
-                kind = "worker_exit" if record.signal is None else "worker_signal"
-                if record.error is not None:
-                    kind = "worker_error"
-            else:
-                why, kind, place["stacks"] = words.worker_hang(record), "worker_hung", record.stacks
-            note_failure(view, record.node, kind, why, t - record.ago_s, record.step, **place)
-            if isinstance(record, records.WorkerFailed) and record.peer_lost:
+            kind: FailureKind = "worker_exit" if record.signal is None else "worker_signal"
+            if record.error is not None:
+                kind = "worker_error"
+            place = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank}
+            place["peer_lost"] = record.peer_lost
+            note_failure(view, record.node, kind, words.worker_end(record), t - record.ago_s, record.step, **place)
+            if record.peer_lost:
                 lose_peers(view, record.replica, record.cycle, [record.rank])
-            if isinstance(record, records.WorkerHung) and record.stacks is not None:
+        case records.WorkerHung():
+            report_step(view, record.node, record.step)
+            place = {"replica": record.replica, "cycle": record.cycle, "rank": record.rank, "stacks": record.stacks}
+            why = words.worker_hang(record)
+            note_failure(view, record.node, "worker_hung", why, t - record.ago_s, record.step, **place)
+            if record.stacks is not None:
                 files = {record.rank: record.stacks}
                 view.last_stacks = StacksView(at=t, why=record.why, node=record.node, files=files)
         case records.WorkersDone():
@@ -283,19 +282,15 @@ def _take_replica(view: JobView, entry: Entry) -> bool:
             # The cause may have been reported after one of its consequences.
             last = view.last_failure if view.last_failure and view.last_failure.node == record.node else None
             noticed = view.reported.get((record.node, record.rank), last)
+            noticed = noticed or FailureView(at=t, why=record.cause, node=record.node)
             others = view.peers_lost.get((record.replica, record.cycle), set()) - {record.rank}
-            failure = view.last_failure = FailureView(
-                at=noticed.at if noticed else t,
-                why=noticed.why if noticed else record.cause,
-                node=record.node,
+            failure = view.last_failure = replace(
+                noticed,
                 replica=record.replica,
                 cycle=record.cycle,
                 rank=record.rank,
-                step=noticed.step if noticed and record.step is None else record.step,
-                stacks=noticed.stacks if noticed else None,
-                peer_lost=noticed is not None and noticed.peer_lost,
-                peers_lost=tuple(sorted(rank for rank in others if rank is not None)),
-                kind=noticed.kind if noticed else "unknown",
+                step=noticed.step if record.step is None else record.step,
+                peers_lost=tuple(sorted(others)),
             )
             # An outage that began with a consequence gets the words of the cause, and keeps its own moment: from then
             # on the replica has stood still.
@@ -464,8 +459,9 @@ def _close_rendezvous(view: JobView, record: records.RendezvousClosed, t: float)
     promoted = record.promoted if record.cycle else ()  # cycle 0 promotes no spare
     workers = world // max(1, len(nodes))  # each node of a rendezvous has as many
     for index, node in enumerate(nodes):
-        view.nodes[node] = replace(
-            view.nodes.get(node) or NodeView(name=node),
+        change_node(
+            view,
+            node,
             state="active",
             since=t,
             replica=name,
@@ -553,9 +549,8 @@ def arrive(view: JobView, name: str, t: float) -> None:
         if name in view.drained:
             stop_waiting(view, replica.id, name)
         elif replica.phase in ("joining", "stopping") and name in view.waiting[replica.id]:
-            known = view.nodes.get(name) or NodeView(name=name)
             place = {"replica": replica.id, "role": replica.role}
-            view.nodes[name] = replace(known, state="ready", since=t, ranks=(), done=False, **place)
+            change_node(view, name, state="ready", since=t, ranks=(), done=False, **place)
             stop_waiting(view, replica.id, name)
             return
     state: NodeState = "drained" if name in view.drained else "standby"

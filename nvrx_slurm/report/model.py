@@ -266,7 +266,6 @@ class JobView:
     # Node → its last heartbeat, and the one before it of the same cycle. Only the store has them.
     heard: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
     heard_before: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
-    controllers: int = 0
     # The last start of a controller: the number of its entry, and when the entry before it was written.
     led_from: tuple[int, float] = (0, 0.0)
     restarts: int = 0

@@ -394,7 +394,6 @@ def _take_job(view: JobView, entry: Entry) -> bool:
                 replica: [at + record.stood_still_s for at in times] for replica, times in view.restarted_at.items()
             }
         case records.ControllerStarted():
-            view.controllers += 1
             view.led_from = entry.n, view.t
         case records.Shutdown():
             if view.shutdown is None:

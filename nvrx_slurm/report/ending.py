@@ -17,6 +17,7 @@ from nvrx_slurm.cluster.tasks import first_failed, results_of_tasks
 from nvrx_slurm.errors import EXIT_INTERRUPTED, EXIT_NO_RESTART, EXIT_TERMINATED, EXIT_TIMEOUT, NvrxError
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.verdicts import Attribution, Verdict
+from nvrx_slurm.report.failures import surest
 from nvrx_slurm.report.jobs import ENDINGS, read_plan
 from nvrx_slurm.report.logs import end_of
 from nvrx_slurm.report.presence import in_slurm
@@ -152,9 +153,8 @@ def _failure_lines(failure: ReplayedFailure, plan: Plan, folder: JobFolder) -> I
 
 def _answer(failure: ReplayedFailure) -> Attribution | None:
     """The surest answer that names a line; where none does the rules are asked now. None: the logs cannot be read."""
-    answers = [each.attribution for each in failure.timeline.answers if each.attribution.primary is not None]
-    if answers:
-        return max(answers, key=lambda answer: answer.confidence)
+    if (answer := surest(failure.timeline.answers)) is not None:
+        return answer
     try:
         # Their sizes first: the user waits for the prompt.
         files = [file for path in failure.inquiry.paths for file in Path(path).rglob("*") if file.is_file()]

@@ -15,7 +15,7 @@ from nvrx_slurm.journal.records import (
 )
 from nvrx_slurm.journal.verdicts import Attribution, Evidence, Inquiry, Verdict
 from nvrx_slurm.report.failure_replay import ReplayedFailure
-from nvrx_slurm.report.failures import FailureTimeline, RecordedAnswer
+from nvrx_slurm.report.failures import FailureTimeline, RecordedAnswer, surest
 from nvrx_slurm.report.model import JobView, Value
 from nvrx_slurm.report.sentences import action_of, describe, gets_ranks_last, pause_of
 from nvrx_slurm.report.tables import Mood, Row, Table
@@ -214,8 +214,7 @@ def _evidence(failure: Explanation, folder: str) -> Iterator[Row]:
         yield Row(("first", f"{at}{failed.cause}{at_last_step(failed, failure.last_step)}"), mood="bad")
         if followed := others_lost_it(failure.peers_lost):
             yield Row(("", f"{followed}: {ranks_of(failure.peers_lost)}"), mood="dim")
-    named = [each.attribution for each in failure.answers if each.attribution.primary is not None]
-    best = max(named, key=lambda answer: answer.confidence, default=None)
+    best = surest(failure.answers)
     if best is None or best.primary is None:
         return
     rule = f"  (rule {best.primary.rule})" if best.primary.rule else ""

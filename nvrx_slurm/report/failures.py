@@ -10,6 +10,7 @@ belong to the same failure; the decision names the one that is the cause.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nvrx_slurm.journal import records
@@ -39,6 +40,12 @@ class RecordedAnswer(Value, frozen=True, kw_only=True):
     at: float | None = None
     late: bool = False
     now: bool = False
+
+
+def surest(answers: Iterable[RecordedAnswer]) -> Attribution | None:
+    """The surest answer that names a line; None: none does."""
+    named = (each.attribution for each in answers if each.attribution.primary is not None)
+    return max(named, key=lambda answer: answer.confidence, default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,8 +102,7 @@ class FailureTimeline:
     @property
     def first_line(self) -> str | None:
         """The line of a log where it began, as the surest source says."""
-        found = [each.attribution for each in self.answers if each.attribution.primary is not None]
-        best = max(found, key=lambda answer: answer.confidence, default=None)
+        best = surest(self.answers)
         return None if best is None or best.primary is None else best.primary.text
 
 

@@ -30,6 +30,8 @@ KEYS = {
     "text": "q quit   esc back   arrows scroll   / find",
 }
 
+# Keys → how many rows the cursor moves down.
+MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10, " ": 10}
 END = 1 << 30  # a cursor behind the last row
 
 Mode = Literal["jobs", "job", "text"]
@@ -131,14 +133,8 @@ class Top:
         match key:
             case "q":
                 return Action("quit")
-            case "up" | "k":
-                self.cursor -= 1
-            case "down" | "j":
-                self.cursor += 1
-            case "pageup":
-                self.cursor -= 10
-            case "pagedown" | " ":
-                self.cursor += 10
+            case _ if key in MOVES:
+                self.cursor += MOVES[key]
             case "home":
                 self.cursor = 0
             case "end":
@@ -320,6 +316,6 @@ class Top:
             return rows
         for index, row in enumerate(page.nodes(shot).rows):
             name, state, _, of_ranks, step, _, beat, note = row.cells
-            of_node = (name, state, of_ranks, step, beat, note)
-            rows.append(_Row(tuple(map(one_line, of_node)), row.mood, (index, state, of_ranks, step, beat, note)))
+            cells = (name, state, of_ranks, step, beat, note)
+            rows.append(_Row(cells, row.mood, (index, *cells[1:])))
         return rows

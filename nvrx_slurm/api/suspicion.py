@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from string import digits
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.attribution.blames import Suspect
 from nvrx_slurm.attribution.ledger import Ledger, open_ledger
 from nvrx_slurm.cluster.slurm_config import named_cluster
 from nvrx_slurm.errors import ConfigError, SlurmUnreachable
-from nvrx_slurm.jobspec import env
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.model import JobSpec
-
-_KEYS = ("fault_tolerance", "attribution", "ledger")
-_VARIABLE = env.PREFIX + "__".join(_KEYS).upper()
 
 
 def ledger_for(where: str | None, cluster: str | None = None) -> Ledger:
@@ -33,19 +29,9 @@ def ledger_for(where: str | None, cluster: str | None = None) -> Ledger:
 
 def configured_ledger() -> str | None:
     """Where the environment or a site file has the ledger, for commands without a job.yaml. Raises ConfigError."""
-    if where := env.get(_VARIABLE):
-        return where
-    from nvrx_slurm.jobspec.yamlfile import read_site_files
+    from nvrx_slurm.jobspec.load import load_without_job
 
-    for file in read_site_files():
-        found: Any = file.data
-        for key in _KEYS:
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None and not isinstance(found, str):
-            raise ConfigError("must be a file or a redis:// URL", file=str(file.path), key=".".join(_KEYS))
-        if found:
-            return found
-    return None
+    return load_without_job().fault_tolerance.attribution.ledger
 
 
 def suspects_of(spec: JobSpec, where: str | None) -> list[Suspect]:

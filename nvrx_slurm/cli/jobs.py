@@ -83,10 +83,9 @@ def rm(
     if not is_expired and (days or keep):
         raise UsageError("--days and --keep choose among the jobs that --expired looks at")
     if is_expired:
-        from nvrx_slurm.jobspec.load import load
+        from nvrx_slurm.jobspec.load import load_without_job
 
-        # `load` wants a whole job; the retention comes from the site file alone.
-        retention = load(None, instead={"name": "rm", "command": "true"}).spec.retention
+        retention = load_without_job().retention
         days, keep = days or retention.days, keep or retention.keep
         if not (days or keep):
             raise UsageError(

@@ -147,6 +147,12 @@ def load(
     return Loaded(spec, tuple(layers), deprecated)
 
 
+def load_without_job() -> JobSpec:
+    """What the environment and the site files say, for commands that read no job. Raises ConfigError."""
+    # `load` wants a whole job: the name and the command stand for it.
+    return load(None, instead={"name": "none", "command": "true"}).spec
+
+
 def load_job(path: str | Path, **overrides: Any) -> JobSpec:
     """The merged configuration of a job. `overrides` are keys; a double underscore goes a level down.
 

@@ -23,7 +23,7 @@ from nvrx_slurm.errors import UNREADABLE, MalformedRecord, NvrxError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.report.goodput import PARTS, Goodput
-from nvrx_slurm.report.hindsight import stops_of
+from nvrx_slurm.report.hindsight import Hindsight, WouldBeStop, stops_of, sum_up
 from nvrx_slurm.report.history import JobTimeline
 from nvrx_slurm.report.jobs import read_plan
 from nvrx_slurm.report.journal_file import JournalFile
@@ -36,22 +36,22 @@ from nvrx_slurm.util.decoding import decode
 from nvrx_slurm.util.files import journal_parts, write_private
 
 # Of the summaries in the cache: one of another version is read again from the journal.
-VERSION = 4
+VERSION = 5
 
 
 class FailureLine(Value, frozen=True, kw_only=True):
-    """One failure. `first_step_s`: until all nodes had stepped again; None: they have not, or report none."""
+    """One failure. `repaired_s`: until all nodes had stepped again, or workers ran that report no step; None: they
+    did not run again."""
 
     at: float
     kind: FailureKind
     node: str
-    recovered_s: float | None = None
-    first_step_s: float | None = None
+    repaired_s: float | None = None
 
 
 class JobSummary(Value, frozen=True, kw_only=True):
     """One job. `busy_us`: node → how long it worked; `phases`: of each recovery, in seconds; `blamed`: node → how
-    often a verdict did. `right`, `wrong`, `open`: STOPs of dry runs, as `hindsight` has them."""
+    often a verdict did. `stops`: those of dry runs; `acted`: how many others were acted on."""
 
     job: str
     name: str
@@ -64,11 +64,7 @@ class JobSummary(Value, frozen=True, kw_only=True):
     phases: tuple[dict[str, float], ...] = ()
     busy_us: dict[str, int] = msgspec.field(default_factory=dict)
     blamed: dict[str, int] = msgspec.field(default_factory=dict)
-    right: int = 0
-    wrong: int = 0
-    open: int = 0
-    saved_rank_s: float = 0.0
-    lost_rank_s: float = 0.0
+    stops: tuple[WouldBeStop, ...] = ()
     acted: int = 0
 
 
@@ -107,7 +103,7 @@ class Fleet:
     by_hour: tuple[int, ...]
     by_phase: Mapping[str, tuple[float, ...]]
     evidence: Mapping[str, int]
-    precision: float | None
+    verdicts: Hindsight
 
 
 def read_fleet(folders: Iterable[JobFolder], *, since: float, clock: Clock | None = None) -> Fleet:
@@ -181,11 +177,8 @@ def summarise(folder: JobFolder, now: float | None = None) -> JobSummary | None:
     failures = []
     for failure in history.failures:
         after, kind, node = failure.recovery(view), failure.cause.kind, failure.cause.node
-        took_s = (None, None) if after is None else (after.total_s, after.to_first_step_s)
-        failures.append(
-            FailureLine(at=failure.at, kind=kind, node=node, recovered_s=took_s[0], first_step_s=took_s[1])
-        )
-    stops = stops_of(folder, history) if plan is not None else ()
+        repaired_s = None if after is None else after.took_s
+        failures.append(FailureLine(at=failure.at, kind=kind, node=node, repaired_s=repaired_s))
     judged = [failure.judged for failure in history.failures if failure.judged is not None]
     return JobSummary(
         job=folder.job_id,
@@ -202,11 +195,7 @@ def summarise(folder: JobFolder, now: float | None = None) -> JobSummary | None:
         ),
         busy_us=dict(busy),
         blamed=dict(Counter(node for each in judged for node in each.blamed)),
-        right=sum(stop.outcome == "right" for stop in stops),
-        wrong=sum(stop.outcome == "wrong" for stop in stops),
-        open=sum(stop.outcome == "open" for stop in stops),
-        saved_rank_s=sum(stop.rank_s for stop in stops if stop.outcome == "right"),
-        lost_rank_s=sum(stop.rank_s for stop in stops if stop.outcome == "wrong"),
+        stops=stops_of(folder, history),
         acted=sum(each.acted and each.verdict == "STOP" for each in judged),
     )
 
@@ -235,7 +224,6 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
         hours[datetime.fromtimestamp(failure.at, UTC).hour] += 1
         if failure.kind.startswith("node"):
             evidence[failure.node] += 1
-    right, wrong = sum(job.right for job in every), sum(job.wrong for job in every)
     busy_s = sum(busy.values()) / 1e6
     phases = {
         phase: tuple(sorted(each[phase] for job in every for each in job.phases if phase in each))
@@ -262,13 +250,16 @@ def add_up(jobs: Iterable[JobSummary]) -> Fleet:
         by_hour=tuple(hours),
         by_phase={phase: values for phase, values in phases.items() if values},
         evidence=dict(evidence.most_common()),
-        precision=right / (right + wrong) if right + wrong else None,
+        verdicts=sum_up(
+            [stop for job in every for stop in job.stops],
+            acted=sum(job.acted for job in every),
+            failures=len(failures),
+        ),
     )
 
 
 def _repair(failures: list[FailureLine], node_s: float) -> Repair:
-    took = [each.first_step_s if each.first_step_s is not None else each.recovered_s for each in failures]
-    known = [each for each in took if each is not None]
+    known = [each.repaired_s for each in failures if each.repaired_s is not None]
     return Repair(
         count=len(failures),
         between_node_s=node_s / len(failures) if failures else node_s,

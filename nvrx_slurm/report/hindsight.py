@@ -88,11 +88,18 @@ def hindsight(
                 rank_s=ran_s * cycle.world_size if cycle else 0.0,
             )
             stops.append(stop)
+    return sum_up(stops, acted=acted, failures=count, unreadable=unreadable)
+
+
+def sum_up(
+    stops: Collection[WouldBeStop], *, acted: int, failures: int, unreadable: Collection[str] = ()
+) -> Hindsight:
+    """These STOPs, of any number of jobs, in one."""
     right, wrong = ([each for each in stops if each.outcome == kind] for kind in ("right", "wrong"))
     return Hindsight(
         stops=tuple(stops),
         acted=acted,
-        failures=count,
+        failures=failures,
         precision=len(right) / (len(right) + len(wrong)) if right or wrong else None,
         rank_hours_saved=sum(each.rank_s for each in right) / 3600,
         rank_hours_lost=sum(each.rank_s for each in wrong) / 3600,

@@ -234,6 +234,11 @@ class Recovery(Value, frozen=True, kw_only=True):
         """From the moment the death was noticed to the first step after it."""
         return None if self.startup_s is None else self.total_s + self.startup_s
 
+    @property
+    def took_s(self) -> float:
+        """Until steps were made again; where none is known, until all workers ran."""
+        return self.total_s if self.to_first_step_s is None else self.to_first_step_s
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedHeartbeat:

@@ -4,6 +4,7 @@ It needs no script."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
@@ -129,17 +130,16 @@ def _nodes(fleet: Fleet) -> str:
 
 
 def _verdicts(fleet: Fleet) -> str:
-    right, wrong, undecided = (sum(getattr(job, name) for job in fleet.jobs) for name in ("right", "wrong", "open"))
-    saved = sum(job.saved_rank_s for job in fleet.jobs) / 3600
-    lost = sum(job.lost_rank_s for job in fleet.jobs) / 3600
+    found = fleet.verdicts
+    counts = Counter(stop.outcome for stop in found.stops)
     rows = [
-        ["STOPs that were acted on", str(sum(job.acted for job in fleet.jobs))],
-        ["STOPs of dry runs that were right: the restart got nowhere", str(right)],
-        ["… wrong: the restart made new steps", str(wrong)],
-        ["… not known", str(undecided)],
-        ["precision", "not known yet" if fleet.precision is None else f"{fleet.precision:.0%}"],
-        ["rank-hours that the right ones would have saved", f"{saved:.2f}"],
-        ["rank-hours that the wrong ones would have lost", f"{lost:.2f}"],
+        ["STOPs that were acted on", str(found.acted)],
+        ["STOPs of dry runs that were right: the restart got nowhere", str(counts["right"])],
+        ["… wrong: the restart made new steps", str(counts["wrong"])],
+        ["… not known", str(counts["open"])],
+        ["precision", "not known yet" if found.precision is None else f"{found.precision:.0%}"],
+        ["rank-hours that the right ones would have saved", f"{found.rank_hours_saved:.2f}"],
+        ["rank-hours that the wrong ones would have lost", f"{found.rank_hours_lost:.2f}"],
     ]
     inside = table(["what", "value"], [[text(a), text(b)] for a, b in rows], numbers={1}, caption="Verdicts")
     return section("verdicts", "What verdicts were worth", inside)

@@ -329,11 +329,10 @@ def _recovery_bar(each: Recovery) -> str:
         f'<li><i class="swatch phase-{text(name)}"></i>{text(label)} <b>{text(seconds(took))}</b></li>'
         for name, label, took in parts
     )
-    took = each.to_first_step_s if each.to_first_step_s is not None else each.total_s
     until = "to the first step" if each.to_first_step_s is not None else "until all workers ran"
     promoted = f"; {names(each.promoted)} took over" if each.promoted else ""
     return (
-        f'<div class="recovery"><p><b>{text(seconds(took))}</b> {until} '
+        f'<div class="recovery"><p><b>{text(seconds(each.took_s))}</b> {until} '
         f'<span class="soft">{text(each.replica)} cycle {each.cycle}: {text(each.why)}{text(promoted)}{text(_steps_of(each))}</span></p>'
         f'<svg viewBox="0 0 1000 14" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
         f'<ul class="legend">{legend}</ul></div>'

@@ -28,6 +28,7 @@ FIRST_RANK_TID = 100
 # The first track of failures: those that overlap need several.
 FAILURES_TID = 1 << 20
 
+# The kind of a span → its slice, where that has another name.
 NAMES: dict[str, str] = {
     "stepping": "steps",
     "unstepped": "runs",
@@ -37,12 +38,6 @@ NAMES: dict[str, str] = {
     "deciding": "decision",
     "stopping": "teardown",
     "joining": "joins",
-    "standby": "standby",
-    "excluded": "excluded",
-    "lost": "lost",
-    "suspended": "suspended",
-    "ending": "ending",
-    "queue": "queue",
 }
 
 Event = dict[str, Any]
@@ -92,7 +87,7 @@ def _events(view: JobView, history: JobTimeline, workers: WorkerStarts, until: f
             if span.cycle is not None:
                 args = {"replica": one_line(span.cycle[0]), "generation": span.cycle[1], "cycle": span.cycle[2]}
             ts, dur = span.since_us - began, span.until_us - span.since_us
-            yield _slice(pids[span.node], NODE_TID, NAMES[span.kind], ts, dur, "node", **args)
+            yield _slice(pids[span.node], NODE_TID, NAMES.get(span.kind, span.kind), ts, dur, "node", **args)
     yield from _of_ranks(view, history, workers, pids, began, us, us(until))
     yield from _of_cycles(view, replicas, us, us(until))
     yield from _of_failures(view, history, pids, replicas, us)

@@ -82,7 +82,7 @@ def chosen_job(job_id: str | None, folder: Path) -> tuple[str, Path]:
     return newest.job_id, folder if where == folder.absolute() else where
 
 
-def found_jobs(job_ids: Iterable[str], folder: Path) -> list[JobFolder]:
+def found_jobs(job_ids: Iterable[str | None], folder: Path) -> list[JobFolder]:
     """The folders of these jobs, each once; see `chosen_job`. Raises UsageError where one is not there."""
     from nvrx_slurm.report.jobs import find_job
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.job_argument import chosen_job, found_jobs, jobs_argument, with_find_job
+from nvrx_slurm.cli.job_argument import found_jobs, jobs_argument, with_find_job
 from nvrx_slurm.cli.options import folder_option
 from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_INTERRUPTED, UsageError
@@ -51,14 +51,9 @@ def metrics(
         text = (resources.files("nvrx_slurm.report.prometheus") / name).read_text(encoding="utf-8")
         click.echo(text, nl=False)
         return
-    from nvrx_slurm.report.jobs import find_job
-
     if listen is not None and textfile is not None:
         raise UsageError("--listen serves metrics and --textfile writes them once: choose one")
-    jobs = found_jobs(job_ids, folder)
-    if not job_ids:
-        job_id, folder = chosen_job(None, folder)
-        jobs = [find_job(folder, job_id)]
+    jobs = found_jobs(job_ids or [None], folder)
     if listen is not None:
         serve(jobs, *address_of(listen))
         return

@@ -18,7 +18,6 @@
     top.py           the screen of `top`; live_jobs.py: jobs that are followed by readers that stay
     hindsight.py     what the STOP verdicts of dry runs would have saved or lost
     logs.py          the ranks' output, cycle after cycle
-    docs.py          docs/journal.md, generated
 
 `model`, `view`, `recovery`, `ranks`, `words`, `sentences`, `tables`, `page`, `failures`, `spans`, `goodput`,
 `history`, `trace` and `top` do no I/O and read no clock.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nvrx_slurm.cli import LazyGroup
 from nvrx_slurm.cli.completion import complete_flows
-from nvrx_slurm.cli.options import duration_option
+from nvrx_slurm.cli.options import duration_option, with_options
 from nvrx_slurm.cli.output import note
 from nvrx_slurm.errors import EXIT_DONE, EXIT_FAILED, MalformedRecord, MissingProgramError, UsageError
 from nvrx_slurm.util.sanitize import one_line
@@ -44,7 +44,6 @@ def ci() -> None:
     """
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -58,13 +57,16 @@ _only = click.option(
     help="Only flows with such a name; repeatable.",
 )
 _STAGE = click.Choice(["slurm", "dev", "local"])
-_on = click.option(
-    "--on",
-    "stage",
-    type=_STAGE,
-    help="The site's Slurm, one that is started here for each flow, or no Slurm. Default: the first that there is.",
-)
-_RUN_OPTIONS = (
+
+# Of a command that runs flows; it passes them on to `run_and_report`.
+suite_options = with_options(
+    click.option(
+        "--on",
+        "stage",
+        type=_STAGE,
+        help="The site's Slurm, one that is started here for each flow, or no Slurm."
+        " Default: the first that there is.",
+    ),
     click.option("--jobs", type=click.IntRange(1, 64), default=3, show_default=True, help="Flows at once."),
     click.option(
         "--retries", type=click.IntRange(0, 10), default=0, help="How often to run again what did not pass."
@@ -76,14 +78,6 @@ _RUN_OPTIONS = (
     click.option("--json", "as_json", type=_FILE, help="Write all results as JSON."),
     click.option("--github/--no-github", default=None, help="Annotations, summary, outputs. Default: on GitHub."),
 )
-
-
-def suite_options(command: _F) -> _F:
-    """Give a command that runs flows the options of `ci run`; it passes them on to `run_and_report`."""
-    # click lists the option first that was added last.
-    for option in reversed((_on, *_RUN_OPTIONS)):
-        command = option(command)
-    return command
 
 
 @click.command()

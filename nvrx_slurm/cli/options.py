@@ -15,7 +15,7 @@ import click
 
 from nvrx_slurm.cli.completion import complete_keys
 from nvrx_slurm.errors import ConfigError, UsageError
-from nvrx_slurm.jobspec.flags import ATTRIBUTION, BLOCK, DEPRECATED_FLAGS, FLAGS, JOB_FLAGS, SBATCH_FLAGS
+from nvrx_slurm.jobspec.flags import ATTRIBUTION, ATTRIBUTION_FLAGS, BLOCK, DEPRECATED_FLAGS, JOB_FLAGS, SBATCH_FLAGS
 
 if TYPE_CHECKING:
     from nvrx_slurm.jobspec.load import Loaded
@@ -100,6 +100,18 @@ def name_of(command: tuple[str, ...]) -> str:
 @functools.cache
 def _warn_once(sentence: str) -> None:
     click.echo(f"nvrx-slurm: DeprecationWarning: {sentence}", err=True)
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
+    """Give a command these options, which `--help` lists in this order."""
+
+    def decorate(command: _F) -> _F:
+        # click lists the option first that was added last.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 folder_option = click.option(
@@ -231,13 +243,12 @@ def job_options(command: _F) -> _F:
 
 
 def _key_options(table: dict[str, tuple[tuple[str, ...], str, str]], **about: str) -> Callable[[_F], _F]:
-    def decorate(command: _F) -> _F:
-        # click lists the option first that was added last.
-        for key, (spelled, takes, text) in reversed(table.items()):
-            command = click.option(*spelled, cls=KeyOption, key=key, metavar=takes, help=text, **about)(command)
-        return command
-
-    return decorate
+    return with_options(
+        *(
+            click.option(*spelled, cls=KeyOption, key=key, metavar=takes, help=text, **about)
+            for key, (spelled, takes, text) in table.items()
+        )
+    )
 
 
 # What a context keeps: the command after `--`; that `--help-all` was given.
@@ -320,38 +331,22 @@ def _without_launcher(args: list[str], typed: list[str], *, is_run: bool) -> tup
 # ------------------------------------------------------------------------- keys below `fault_tolerance.attribution`
 
 
-_URL, _TIME, _FILE = {"metavar": "URL"}, {"metavar": "DURATION"}, {"type": click.Path(), "metavar": "FILE"}
-_SWITCH: dict[str, Any] = {"default": None}  # `--flag/--no-flag`, which sets nothing where it is not given
-_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "attrsvc_url": (_URL, "Ask the attribution service there why a job failed."),
-    "manage_attrsvc": (_SWITCH, "Ask one that the job starts for itself."),
-    "enable_lib": (_SWITCH, "Ask the rules that come with this tool (the default)."),
-    "enable_mcp": (_SWITCH, "Ask an MCP server."),
-    "http_urls": ({**_URL, "multiple": True}, "Ask this service too; repeatable."),
-    "timeout": (_TIME, "How long one source may take."),
-    "decision_timeout": (_TIME, "How long a restart waits for them."),
-    "dry_run": (_SWITCH, "Record what would have been decided, and restart all the same (the default)."),
-    "aggregation": ({"type": click.Choice(["any", "all"])}, "How many sources must say STOP."),
-    "slack.channel": ({"metavar": "CHANNEL"}, "Send each failure to this Slack channel."),
-    "slack.token_file": (_FILE, "The Slack app's token."),
-    "dataflow.url": (_URL, "Keep a document of each failure in an index there."),
-    "dataflow.index": ({"metavar": "NAME"}, "The index."),
-    "dataflow.token_file": (_FILE, "The index's token."),
+# What a flag takes → how click reads it; anything else is a word.
+_KINDS: dict[str, dict[str, Any]] = {
+    "": {"default": None},  # `--flag/--no-flag`, which sets nothing where it is not given
+    "any|all": {"type": click.Choice(["any", "all"])},
+    "FILE": {"type": click.Path(), "metavar": "FILE"},
 }
-_OLDER: dict[str, dict[str, Any]] = {
-    "attribution_endpoint": {"metavar": "URL"},
-    "attribution_backends": {"metavar": "URL|mcp", "multiple": True},
-    "attribution_loganalysis": {"metavar": "lib|mcp|url"},
-}
+_REPEATABLE = ("http_urls", "attribution_backends")
 
 
 def attribution_options(command: _F) -> _F:
-    """Give a command all of these flags; `--help` does not list deprecated ones."""
-    options = [
-        (f"{ATTRIBUTION}.{key}", FLAGS[key], {**about, "help": text}) for key, (about, text) in _OPTIONS.items()
-    ]
-    options += [(f"{BLOCK}.{key}", DEPRECATED_FLAGS[key], {**about, "hidden": True}) for key, about in _OLDER.items()]
-    for key, flag, about in reversed(options):
-        spelled = f"{flag}/{flag.replace('--', '--no-', 1)}" if "default" in about else flag
-        command = click.option(spelled, cls=KeyOption, key=key, title=FAILURE_ATTRIBUTION, **about)(command)
-    return command
+    """Give a command all of these flags; `--help` does not list deprecated ones, which have no text."""
+    options = []
+    for block, table in ((ATTRIBUTION, ATTRIBUTION_FLAGS), (BLOCK, DEPRECATED_FLAGS)):
+        for key, (flag, takes, text) in table.items():
+            spelled = flag if takes else f"{flag}/{flag.replace('--', '--no-', 1)}"
+            about = _KINDS.get(takes, {"metavar": takes}) | {"help": text, "hidden": not text}
+            about |= {"key": f"{block}.{key}", "title": FAILURE_ATTRIBUTION, "multiple": key in _REPEATABLE}
+            options.append(click.option(spelled, cls=KeyOption, **about))
+    return with_options(*options)(command)

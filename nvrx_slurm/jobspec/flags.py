@@ -28,27 +28,34 @@ SBATCH_FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
 BLOCK = "fault_tolerance"
 ATTRIBUTION = f"{BLOCK}.attribution"
 
-# Key below `attribution` → the flag that sets it.
-FLAGS = {
-    "attrsvc_url": "--ft-attrsvc-url",
-    "manage_attrsvc": "--ft-manage-attrsvc",
-    "enable_lib": "--ft-attribution-enable-lib",
-    "enable_mcp": "--ft-attribution-enable-mcp",
-    "http_urls": "--ft-attribution-http-url",
-    "timeout": "--ft-attribution-timeout",
-    "decision_timeout": "--ft-attribution-decision-timeout",
-    "dry_run": "--ft-attribution-dry-run",
-    "aggregation": "--ft-attribution-aggregation",
-    "slack.channel": "--ft-slack-channel",
-    "slack.token_file": "--ft-slack-token-file",
-    "dataflow.url": "--ft-dataflow-url",
-    "dataflow.index": "--ft-dataflow-index",
-    "dataflow.token_file": "--ft-dataflow-token-file",
+# The same for keys below `attribution`. A flag that takes nothing is a switch: there is `--no-…`, too.
+ATTRIBUTION_FLAGS: dict[str, tuple[str, str, str]] = {
+    "attrsvc_url": ("--ft-attrsvc-url", "URL", "Ask the attribution service there why a job failed."),
+    "manage_attrsvc": ("--ft-manage-attrsvc", "", "Ask one that the job starts for itself."),
+    "enable_lib": ("--ft-attribution-enable-lib", "", "Ask the rules that come with this tool (the default)."),
+    "enable_mcp": ("--ft-attribution-enable-mcp", "", "Ask an MCP server."),
+    "http_urls": ("--ft-attribution-http-url", "URL", "Ask this service too; repeatable."),
+    "timeout": ("--ft-attribution-timeout", "DURATION", "How long one source may take."),
+    "decision_timeout": ("--ft-attribution-decision-timeout", "DURATION", "How long a restart waits for them."),
+    "dry_run": (
+        "--ft-attribution-dry-run",
+        "",
+        "Record what would have been decided, and restart all the same (the default).",
+    ),
+    "aggregation": ("--ft-attribution-aggregation", "any|all", "How many sources must say STOP."),
+    "slack.channel": ("--ft-slack-channel", "CHANNEL", "Send each failure to this Slack channel."),
+    "slack.token_file": ("--ft-slack-token-file", "FILE", "The Slack app's token."),
+    "dataflow.url": ("--ft-dataflow-url", "URL", "Keep a document of each failure in an index there."),
+    "dataflow.index": ("--ft-dataflow-index", "NAME", "The index."),
+    "dataflow.token_file": ("--ft-dataflow-token-file", "FILE", "The index's token."),
 }
 
-# Deprecated key below `fault_tolerance` → its flag (see `deprecated`).
-DEPRECATED_FLAGS = {
-    "attribution_endpoint": "--ft-attribution-endpoint",
-    "attribution_backends": "--ft-attribution-backend",
-    "attribution_loganalysis": "--ft-attribution-loganalysis",
+# Key below `attribution` → the flag that sets it.
+FLAGS = {key: flag for key, (flag, _, _) in ATTRIBUTION_FLAGS.items()}
+
+# The same for deprecated keys below `fault_tolerance` (see `deprecated`).
+DEPRECATED_FLAGS: dict[str, tuple[str, str, str]] = {
+    "attribution_endpoint": ("--ft-attribution-endpoint", "URL", ""),
+    "attribution_backends": ("--ft-attribution-backend", "URL|mcp", ""),
+    "attribution_loganalysis": ("--ft-attribution-loganalysis", "lib|mcp|url", ""),
 }

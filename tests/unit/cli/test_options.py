@@ -38,7 +38,7 @@ def test_the_flags_stand_together_at_the_end_of_the_long_help(nvrx: Nvrx, comman
     assert "--help" in usual
     assert "--ft-" not in usual
     assert all(f"  {flag} " in last for flag in FLAGS.values())
-    assert not any(flag in last for flag in DEPRECATED_FLAGS.values())
+    assert not any(flag in last for flag, _, _ in DEPRECATED_FLAGS.values())
 
 
 def test_every_flag_sets_its_key_and_is_its_origin(nvrx: Nvrx, tmp_path: Path) -> None:

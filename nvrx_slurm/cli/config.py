@@ -68,18 +68,12 @@ def show(choice: JobChoice, origin: bool, as_json: bool) -> None:
     Precedence: flag > environment (NVRX_SLURM_…) > job.yaml > site file > default.
     """
     loaded = choice.load()
-    values = loaded.values()
+    rows = [(".".join(map(str, path)), value, str(loaded.origin_of(path))) for path, value in loaded.values().items()]
     if as_json:
-        rows = {
-            ".".join(map(str, path)): {"value": value, "origin": str(loaded.origin_of(path))} if origin else value
-            for path, value in values.items()
-        }
-        click.echo(json.dumps(rows, indent=2))
+        known = {key: {"value": value, "origin": source} if origin else value for key, value, source in rows}
+        click.echo(json.dumps(known, indent=2))
         return
-    texts = [
-        (".".join(map(str, path)), json.dumps(value, ensure_ascii=False), str(loaded.origin_of(path)))
-        for path, value in values.items()
-    ]
+    texts = [(key, json.dumps(value, ensure_ascii=False), source) for key, value, source in rows]
     key_width = max(len(key) for key, _, _ in texts)
     # A long value pushes its own origin to the right, not those of all others.
     value_width = min(MOST_WIDTH, max(len(text) for _, text, _ in texts))

@@ -77,9 +77,7 @@ def submit(
     with RecordedSignals() as interruption:  # from before there is a job that a signal must cancel
         job = Job(_submitted(prepared, cluster, as_json), folder=prepared.folder, cluster=cluster)
         exit_code = _wait(job, interruption)
-    if exit_code is not None:
-        _print_end(job, exit_code)
-    else:
+    if exit_code is None:
         # Cancel the job, and stay until it is gone; a second Ctrl-C does not stay.
         click.echo(f"cancelling job {job.job_id}", err=True)
         try:
@@ -88,8 +86,9 @@ def submit(
             _say_if_slurm_has_it(job)
         except NvrxError as error:  # the exit code reports the interruption all the same
             click.echo(f"nvrx-slurm: error: {shown(str(error))}", err=True)
-        _print_end(job, interruption.exit_code or EXIT_INTERRUPTED)
-    return exit_code if exit_code is not None else interruption.exit_code or EXIT_INTERRUPTED
+        exit_code = interruption.exit_code or EXIT_INTERRUPTED
+    _print_end(job, exit_code)
+    return exit_code
 
 
 def _submitted(prepared: PreparedJob, cluster: ClusterName, as_json: bool) -> str:

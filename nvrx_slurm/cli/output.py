@@ -55,7 +55,7 @@ def print_table(table: Table) -> None:
     if sys.stdout.isatty():
         from nvrx_slurm.report import screen
 
-        screen.show_table(table)
+        screen.show(screen.grid(table))
     else:
         from nvrx_slurm.report import plain
 

@@ -76,7 +76,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     elif sys.stdout.isatty():
         from nvrx_slurm.report import screen
 
-        screen.show(shot)
+        screen.show(screen.render(shot))
     else:
         from nvrx_slurm.report import plain
 

@@ -62,14 +62,9 @@ TAIL_BYTES = 16 << 10
 RESERVED_LINES = 16
 
 
-def show(shot: Snapshot) -> None:
-    """Print a job's page."""
-    Console(highlight=False).print(render(shot), crop=False)
-
-
-def show_table(table: Table) -> None:
-    """Print a table."""
-    Console(highlight=False).print(grid(table), crop=False)
+def show(part: RenderableType) -> None:
+    """Print a page or a table."""
+    Console(highlight=False).print(part, crop=False)
 
 
 def show_facts(rows: Sequence[Row], table: Table, console: Console | None = None) -> None:

@@ -46,11 +46,6 @@ Say = Callable[[str], None]
 ANSWERS = (RestartOrdered, NodeDrained, NodeUndrained, CommandOrdered)
 
 
-def _asker() -> str:
-    """Who asks, for the journal: `ada@login1`."""
-    return f"{login_name(os.getuid()) or os.getuid()}@{socket.gethostname()}"
-
-
 def ranks_there_are(replicas: Iterable[ReplicaView]) -> str:
     """`main-0 has ranks 0-7; …`"""
     return "; ".join(f"{each.id} has ranks {numbers(range(each.world_size))}" for each in replicas)
@@ -83,7 +78,9 @@ class UserRequest:
         self.view: JobView = shot.view
         self.leaves = False
         """A signal handler sets it: nothing is waited for any more."""
-        self.id, self.by = secrets.token_hex(4), _asker()
+        self.id = secrets.token_hex(4)
+        # Who asks, for the journal: `ada@login1`.
+        self.by = f"{login_name(os.getuid()) or os.getuid()}@{socket.gethostname()}"
         # From where the view ends: no answer to a request can stand in front of it.
         self.journal = Journal(folder, after=self.view.n, clock=self.clock)
 

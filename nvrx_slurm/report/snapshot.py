@@ -325,7 +325,18 @@ def lines_of(folders: Sequence[JobFolder]) -> list[JobLine]:
     places = ask_queue(waiting) if waiting else {}
     lines = []
     for folder in folders:
-        line = _line(folder, states.get)
+        try:
+            line = line_of(take(folder, slurm=states.get))
+        except UNREADABLE as error:
+            line = JobLine(
+                job=folder.job_id,
+                name="",
+                cluster="",
+                state="unreadable",
+                nodes="-",
+                folder=str(folder.path.absolute()),
+                problem=str(error),
+            )
         if line.state == "pending" and (place := places.get(folder.full_id)):
             line = msgspec.structs.replace(line, pending=place.reason)
         lines.append(line)
@@ -352,21 +363,6 @@ def slurm_states(folders: Iterable[JobFolder]) -> Mapping[str, JobState]:
             if may_be_there and in_slurm(folder.job_id, folder.read_info()):
                 asked.append(folder.full_id)
     return ask_slurm(asked) if asked else {}
-
-
-def _line(folder: JobFolder, slurm: Callable[[str], JobState | None]) -> JobLine:
-    try:
-        return line_of(take(folder, slurm=slurm))
-    except UNREADABLE as error:
-        return JobLine(
-            job=folder.job_id,
-            name="",
-            cluster="",
-            state="unreadable",
-            nodes="-",
-            folder=str(folder.path.absolute()),
-            problem=str(error),
-        )
 
 
 def line_of(shot: Snapshot) -> JobLine:

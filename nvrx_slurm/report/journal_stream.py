@@ -47,7 +47,8 @@ class JournalStream:
         return int(seconds) + int(micros) / 1e6
 
     def read(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
-        """What is new. If nothing is, waits up to `wait_s` (at most a second) for it."""
+        """What is new. If nothing is, waits up to `wait_s` (at most a second) for it. An entry may come again, as a
+        copy: its number says so."""
         if not self._cursors:
             missed = answered(self._where, self._catch_up)
             if missed:
@@ -71,16 +72,15 @@ class JournalStream:
                 break
             before = f"({items[-1][0].decode()}"
         self._cursors = {journal: cursor or _START}
-        entries = self._in_order(missed)
         if not self._beats:
-            return [*entries]
+            return [*missed]
         items = self._redis.xrange(self._keys.beats)
         self._cursors[self._keys.beats] = items[-1][0] if items else _START
         last = dict[str, list[ReceivedHeartbeat]]()
         for heard in self._heard(items):
             of_node = last.setdefault(heard.heartbeat.node, [])
             of_node[:] = [*of_node[-1:], heard]
-        return [*entries, *(heard for of_node in last.values() for heard in of_node)]
+        return [*missed, *(heard for of_node in last.values() for heard in of_node)]
 
     def _news(self, wait_s: float) -> list[Entry | ReceivedHeartbeat]:
         block_ms = int(min(wait_s, LONGEST_WAIT_S) * 1000)
@@ -88,7 +88,7 @@ class JournalStream:
         found: list[Entry | ReceivedHeartbeat] = []
         for key, items in reply or ():
             of_journal = key.decode() == self._keys.journal
-            found += self._in_order(self._entries(items)) if of_journal else self._heard(items)
+            found += self._entries(items) if of_journal else self._heard(items)
             self._cursors[key.decode()] = items[-1][0]
         return found
 
@@ -100,15 +100,6 @@ class JournalStream:
             except UntrustedRecord as error:
                 self._refused.add(journal, identity, error)
         return found
-
-    def _in_order(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Each number once, in order: an entry that stands again behind a newer one is a copy."""
-        fresh = list[Entry]()
-        for entry in entries:
-            if entry.n > self._after:
-                self._after = entry.n
-                fresh.append(entry)
-        return fresh
 
     def _heard(self, items: Iterable[Any]) -> list[ReceivedHeartbeat]:
         """Heartbeats with their times: the server begins each id with its clock, in milliseconds."""

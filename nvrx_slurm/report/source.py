@@ -107,7 +107,8 @@ class Journal:
         new: list[Entry | ReceivedHeartbeat] = []
         for item in items:
             if isinstance(item, Entry):
-                # The folder's journal and the store's overlap: each has entries that the other has given already.
+                # The folder's journal and the store's overlap: each has entries that the other has given already. And
+                # an entry that stands again behind a newer one is a copy.
                 if item.n <= self.n:
                     continue
                 self.n = item.n

@@ -56,17 +56,16 @@ def complete_ranks(ctx: click.Context) -> Iterator[str]:
     plan = read_plan(_job(ctx))
     replica = ctx.params.get("replica") or ""
     roles = [role for role in plan.roles if replica.startswith(f"{role.name}-") or not replica] if plan else []
-    return map(str, range(max((role.nodes_per_replica * role.workers_per_node for role in roles), default=0)))
+    return map(str, range(max((role.world_size for role in roles), default=0)))
 
 
 @completing
 def complete_replicas(ctx: click.Context) -> Iterator[str]:
     """The replicas of the job."""
     from nvrx_slurm.report.jobs import read_plan
-    from nvrx_slurm.util.ids import replica_id
 
     plan = read_plan(_job(ctx))
-    return (replica_id(role.name, index) for role in (plan.roles if plan else ()) for index in range(role.replicas))
+    return iter(plan.replica_roles if plan else ())
 
 
 @completing

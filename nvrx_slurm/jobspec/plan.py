@@ -22,6 +22,7 @@ from nvrx_slurm.jobspec.prewarm import PrewarmSpec
 from nvrx_slurm.jobspec.urls import is_redis
 from nvrx_slurm.jobspec.values import Name
 from nvrx_slurm.util.decoding import decode
+from nvrx_slurm.util.ids import replica_id
 
 PLAIN_ROLE = "main"
 
@@ -30,6 +31,11 @@ class RolePlan(RoleSpec, frozen=True, kw_only=True):
     """One role: `replicas` worlds of `nodes_per_replica` × `workers_per_node` ranks that run `command`."""
 
     name: Name
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks a replica has."""
+        return self.nodes_per_replica * self.workers_per_node
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """What the nodes' Python runs: the agent, or what starts it in the job's container."""
         inside = self.roles[0].container
         return "nvrx_slurm.agent.inside" if inside is not None and inside.agents_inside else "nvrx_slurm.agent"
+
+    @property
+    def replica_roles(self) -> dict[str, RolePlan]:
+        """The name of each replica → its role, in the order in which replicas get nodes."""
+        return {replica_id(role.name, index): role for role in self.roles for index in range(role.replicas)}
 
     @property
     def active_nodes(self) -> int:

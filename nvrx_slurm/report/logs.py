@@ -18,7 +18,6 @@ from nvrx_slurm.report.presence import Presence
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.report.words import numbers
 from nvrx_slurm.util.clock import Clock, SystemClock
-from nvrx_slurm.util.ids import replica_id
 from nvrx_slurm.util.output_times import written_since
 
 CHUNK_BYTES = 1 << 20
@@ -72,11 +71,7 @@ def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_co
     `may_come`: a cycle that is not there yet is no error, since it will be waited for.
     """
     if plan is not None:
-        ranks = {
-            replica_id(role.name, index): range(role.nodes_per_replica * role.workers_per_node)
-            for role in plan.roles
-            for index in range(role.replicas)
-        }
+        ranks = {replica: range(role.world_size) for replica, role in plan.replica_roles.items()}
     else:  # by the files that there are
         found = find(folder, Selection())
         ranks = {

@@ -162,13 +162,11 @@ class NodeSpans:
                         self._change(node, "ending", now, span.cycle)
             case records.JobSuspended():
                 for node, span in list(self._open.items()):
-                    was = span.kind
-                    if was not in ("lost", "suspended"):
+                    if span.kind not in ("lost", "suspended"):
                         # The suspension cuts the span in two. The second half is of the same kind, and its workers
                         # have started if they had.
-                        started = span.started
                         self._change(node, "suspended", now, span.cycle)
-                        self._open[node].was, self._open[node].started = was, started
+                        self._open[node].was, self._open[node].started = span.kind, span.started
             case records.JobResumed():
                 for node, span in list(self._open.items()):
                     if span.was is not None:

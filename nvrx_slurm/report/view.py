@@ -38,7 +38,6 @@ from nvrx_slurm.report.model import (
     StacksView,
 )
 from nvrx_slurm.report.sentences import describe
-from nvrx_slurm.util.ids import replica_id
 
 ENDED = ("done", "failed", "stopped")
 # Kinds of which the last one is shown as the last decision, with the verdicts that decided.
@@ -384,10 +383,9 @@ def _take_job(view: JobView, entry: Entry) -> bool:
             view.reported, view.peers_lost, view.asked, view.drained = {}, {}, {}, {}
             # Each replica's share of the allocation, in its order: the nodes that the first rendezvous prefers.
             view.preferred, first = {}, 0
-            for role in view.plan.roles if view.plan else ():
-                for index in range(role.replicas):
-                    view.preferred[replica_id(role.name, index)] = expected[first : first + role.nodes_per_replica]
-                    first += role.nodes_per_replica
+            for name, role in view.plan.replica_roles.items() if view.plan else ():
+                view.preferred[name] = expected[first : first + role.nodes_per_replica]
+                first += role.nodes_per_replica
         case records.JobResumed():
             # A rate counts the time in which the job may fail, as the core does.
             view.restarted_at = {

@@ -97,30 +97,15 @@ def configuration(folder: JobFolder) -> list[tuple[str, str, str]]:
     plan = read_plan(folder)
     if plan is None:
         return []
-    origins = folder.read_origins()
-    if origins is not None:
-        return [(key, HIDDEN if ".env." in f".{key}" else value, origin) for key, (value, origin) in origins.items()]
-    rows: list[tuple[str, str, str]] = []
-    blocks: list[tuple[str, object]] = [("", _without_values(msgspec.to_builtins(plan)))]
-    while blocks:
-        path, value = blocks.pop()
-        if isinstance(value, dict) and value:
-            blocks += [(f"{path}.{key}" if path else str(key), inner) for key, inner in reversed(value.items())]
-        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-            named = ((each.get("name", index), each) for index, each in enumerate(value))
-            blocks += [(f"{path}.{name}", each) for name, each in reversed(list(named))]
-        else:
-            rows.append((path, msgspec.json.encode(value).decode(), "plan"))
-    return rows
-
-
-def _without_values(value: Any) -> Any:
-    """The same, with no value of an environment variable left in it, however deep."""
-    if isinstance(value, list | tuple):
-        return [_without_values(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: dict.fromkeys(each, HIDDEN) if key == "env" and isinstance(each, dict) else _without_values(each)
-        for key, each in value.items()
-    }
+    rows = folder.read_origins()
+    if rows is None:
+        rows = {}
+        whole = msgspec.to_builtins(plan)
+        blocks: list[tuple[str, Any]] = [("", {**whole, "roles": {role["name"]: role for role in whole["roles"]}})]
+        while blocks:
+            path, value = blocks.pop()
+            if isinstance(value, dict) and value:
+                blocks += [(f"{path}.{key}" if path else str(key), inner) for key, inner in reversed(value.items())]
+            else:
+                rows[path] = (msgspec.json.encode(value).decode(), "plan")
+    return [(key, HIDDEN if ".env." in f".{key}" else value, origin) for key, (value, origin) in rows.items()]

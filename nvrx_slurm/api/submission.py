@@ -42,8 +42,8 @@ class PreparedJob(NamedTuple):
     folder: str
     script: str
     plan_json: str
-    uses_site_store: bool = False
-    """The site's own store is knocked at before anything is submitted."""
+    site_store: StoreSpec | None = None
+    """The site's own store, which is knocked at before anything is submitted."""
     origins_json: str = ""
     """As `Loaded.origins`; of a job whose configuration was made in Python: nothing."""
     teardown_grace_s: float = 0.0
@@ -65,7 +65,7 @@ def prepare(
         script=render_job(spec, plan, cluster=cluster, python=sys.executable),
         plan_json=plan_to_json(plan).decode(),
         teardown_grace_s=plan.fault_tolerance.teardown.grace,
-        uses_site_store=plan.store.url is not None,
+        site_store=None if plan.store.url is None else plan.store,
         origins_json=json.dumps(origins) if origins else "",
     )
 
@@ -112,10 +112,8 @@ def submit(
 
 def hand_over(prepared: PreparedJob, *, cluster: ClusterName) -> str:
     """Submit a job that was prepared for this cluster, and return its id. Raises what `submit` raises."""
-    if prepared.uses_site_store:
-        from nvrx_slurm.jobspec.plan import plan_from_json
-
-        check_store(plan_from_json(prepared.plan_json.encode()).store)
+    if prepared.site_store is not None:
+        check_store(prepared.site_store)
     if cluster == "local":
         return _submitted(prepared, cluster)
     with KillWaitQuestion() as kill_wait:  # asked while sbatch runs, so that it costs no time

@@ -114,11 +114,11 @@ class GoodputMeter:
     each span is added, too."""
 
     def __init__(self, ended: list[Span] | None = None) -> None:
-        self._spans = NodeSpans(ended)
+        self.spans = NodeSpans(ended)
         self._cycles: defaultdict[CycleKey, _Cycle] = defaultdict(_Cycle)
 
     def take(self, entry: Entry, view: JobView) -> None:
-        self._spans.take(entry, view)
+        self.spans.take(entry, view)
         record = entry.record
         match record:
             case records.WorkersStarted() | records.NodeJoined():  # of every node, in every cycle
@@ -145,17 +145,13 @@ class GoodputMeter:
                 # The record has one restart, the last; `times` is how many it stands for.
                 cycle.in_process_us += round(record.restart.total_s * 1e6) * max(record.times, 0) * nodes
 
-    def pending(self, at: float | None = None) -> list[Span]:
-        """The spans that have not ended yet."""
-        return self._spans.pending(at)
-
     def result(self, view: JobView, at: float | None = None) -> Goodput:
         """What it all comes to so far; `at`: the moment, of a job that goes on. More entries may follow."""
         for replica in view.replicas.values():  # what heartbeats have reported since
             self._reached((replica.id, view.generation, replica.cycle), replica.step)
         # A copy: more entries may follow, and the open spans are not over.
-        spent = self._spans.spent_us.copy()
-        for span in self._spans.pending(at):
+        spent = self.spans.spent_us.copy()
+        for span in self.spans.pending(at):
             spent[span.kind, span.cycle] += span.until_us - span.since_us
         parts: dict[str, int] = dict.fromkeys(PARTS, 0)
         for (kind, at_work), took in spent.items():

@@ -50,5 +50,5 @@ class JobTimeline:
         # Once: the open spans are added to `spans`, and a second call would add them again.
         if self._goodput is None:
             self._goodput = self._meter.result(view, at)
-            self.spans += self._meter.pending(at)
+            self.spans += self._meter.spans.pending(at)
         return self._goodput

@@ -357,7 +357,7 @@ def test_the_parts_add_up_in_every_history(block: int) -> None:
         goodput = meter.result(fold.view)
         assert min(goodput.parts_us.values()) >= 0, seed
         assert sum(goodput.parts_us.values()) == goodput.total_us == held_us(entries), seed
-        spans += meter.pending()
+        spans += meter.spans.pending()
         ends: dict[str, int] = {}
         for span in spans:
             assert ends.get(span.node, round(entries[0].t * 1e6)) == span.since_us < span.until_us, (seed, span)

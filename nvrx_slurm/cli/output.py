@@ -39,10 +39,9 @@ def only_reads(job_id: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from nvrx_slurm.cluster.base import folder_name
-        from nvrx_slurm.journal.folder import JobFolder
+        from nvrx_slurm.report.jobs import named_job
 
-        job = JobFolder(folder / folder_name(job_id))
+        job = named_job(folder, job_id)
         if not job.has_end:
             here = f"; its logs: {job.path}" if os.path.isdir(job.path) else ""
             click.echo(nl=sys.stderr.isatty(), err=True)  # the terminal has shown ^C

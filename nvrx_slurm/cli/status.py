@@ -35,9 +35,8 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
     BEAT is the age of a node's last sign of life. LAG: how many steps a rank is behind the fastest of its replica;
     QUIET: how long ago it made progress last.
     """
-    from nvrx_slurm.cluster.base import folder_name
-    from nvrx_slurm.journal.folder import JobFolder
     from nvrx_slurm.report.ending import print_end
+    from nvrx_slurm.report.jobs import named_job
 
     if watch:
         if as_json:
@@ -49,7 +48,7 @@ def status(job_id: str | None, watch: bool, as_json: bool, folder: Path) -> int:
         with only_reads(job_id, folder):
             exit_code = live.watch(folder, job_id)
         # Behind the screen: the last thing on the terminal says why the job ended.
-        print_end(JobFolder(folder / folder_name(job_id)), exit_code)
+        print_end(named_job(folder, job_id), exit_code)
         return exit_code
     from nvrx_slurm.report import page, snapshot
 

@@ -19,7 +19,6 @@ from nvrx_slurm.util.files import journal_parts
 
 _ATTEMPTS = 3
 _BLOCK_BYTES = 1 << 18
-_Identity = tuple[int, int]
 
 
 class JournalFile:
@@ -28,7 +27,7 @@ class JournalFile:
     def __init__(self, folder: JobFolder, *, after: int = 0) -> None:
         self._current = folder.events_path
         self._last = after
-        self._identity: _Identity | None = None  # of the current part when it was last read
+        self._seen: os.stat_result | None = None  # the current part when it was last read
         self._offset = 0  # behind its last complete line
 
     def read(self) -> list[Entry]:
@@ -38,12 +37,12 @@ class JournalFile:
         except FileNotFoundError:  # nothing written yet, or nothing since the last rotation
             return self._read_parts()
         # Another file, since it was rotated, or a shorter one.
-        if _identity(there) != self._identity or there.st_size < self._offset:
+        if self._seen is None or not os.path.samestat(there, self._seen) or there.st_size < self._offset:
             return self._read_parts()
         if there.st_size == self._offset:
             return []
         with self._current.open("rb") as file:
-            if _identity(os.fstat(file.fileno())) != self._identity:  # rotated since the look at it
+            if not os.path.samestat(os.fstat(file.fileno()), self._seen):  # rotated since the look at it
                 return self._read_parts()
             file.seek(self._offset)
             found = {entry.n: entry for entry in _entries(file)}
@@ -66,10 +65,10 @@ class JournalFile:
             for (_, part), end in zip_longest(known, ends):
                 if end is None or end > self._last:  # where the last of them ends is not known
                     found |= {entry.n: entry for entry in _entries_of(part)}
-            self._identity, self._offset = None, 0
+            self._seen, self._offset = None, 0
             with contextlib.suppress(FileNotFoundError), self._current.open("rb") as file:
                 found |= {entry.n: entry for entry in _entries(file)}
-                self._identity, self._offset = _identity(os.fstat(file.fileno())), file.tell()
+                self._seen, self._offset = os.fstat(file.fileno()), file.tell()
             newer = sorted(n for n in found if n > self._last)
             # Without a gap: no part was rotated away between the listing and its opening.
             if newer == list(range(self._last + 1, self._last + 1 + len(newer))):
@@ -81,10 +80,6 @@ class JournalFile:
         if entries:
             self._last = entries[-1].n
         return entries
-
-
-def _identity(stat: os.stat_result) -> _Identity:
-    return stat.st_dev, stat.st_ino
 
 
 def _entries(file: BinaryIO) -> Iterator[Entry]:

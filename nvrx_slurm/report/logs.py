@@ -81,9 +81,8 @@ def choose(selection: Selection, plan: Plan | None, folder: JobFolder, *, may_co
     if selection.replica is not None and selection.replica not in ranks:
         raise UsageError(f"no replica {selection.replica!r}: the job has {', '.join(ranks) or 'none yet'}")
     if selection.rank is not None:
-        having = [replica for replica, known in ranks.items() if selection.rank in known]
         wanted = [selection.replica] if selection.replica else list(ranks)
-        fitting = [replica for replica in wanted if replica in having]
+        fitting = [replica for replica in wanted if selection.rank in ranks[replica]]
         if not fitting:
             worlds = "; ".join(f"{replica} has ranks {numbers(ranks[replica])}" for replica in wanted)
             raise UsageError(f"no rank {selection.rank}: {worlds or 'no replica has started yet'}")

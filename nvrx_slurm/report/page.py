@@ -258,8 +258,7 @@ def ranks(shot: Snapshot, most: int) -> tuple[Table, str | None]:
         rows.append(Row((rank.replica, str(rank.rank), rank.node, *progress, sections)))
     columns = ("REPLICA", "RANK", "NODE", "STEP", "LAG", "QUIET", "SECTIONS")
     table = Table(columns, tuple(rows), frozenset({"RANK", "STEP", "LAG", "QUIET"}))
-    places = {(rank.replica, rank.rank) for rank in shown}
-    others = [rank for rank in every if (rank.replica, rank.rank) not in places]
+    others = set(every).difference(shown)
     if not others:
         return table, None
     parts = []

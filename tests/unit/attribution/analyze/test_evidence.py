@@ -125,7 +125,7 @@ def test_dumps_are_read_where_they_lie(tmp_path: Path) -> None:
     found = gathered(tmp_path)
     assert [dump.rank for dump in found.dumps] == [0]
     assert len(found.problems) == 2
-    assert any("nccl_trace_rank_1: no plain pickle: ends early" in problem for problem in found.problems)
+    assert any("nccl_trace_rank_1: no plain pickle: torn" in problem for problem in found.problems)
     assert any("trace_x.json: " in problem for problem in found.problems)
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nvrx_slurm.attribution.sources.base import FindingsTaker, Source
 from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
+from nvrx_slurm.util import tasks
 from nvrx_slurm.util.log import get_logger
 
 if TYPE_CHECKING:
@@ -160,11 +162,4 @@ class SourceBroker:
         )
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        def done(task: asyncio.Task[None]) -> None:
-            self._work.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("the broker goes on after: %r", error)
-
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(done)
+        tasks.start(work, self._work, partial(log.error, "the broker goes on after: %r"))

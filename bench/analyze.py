@@ -23,7 +23,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.util.clock import SystemClock
 
 OURS, GREP = "scan", "grep -F -c -f literals"
-ONE_BYTES, RANK_BYTES, RANKS, JOBS = 512 << 20, 10 << 20, 1000, 2
+ONE_BYTES, RANK_BYTES, RANKS = 512 << 20, 10 << 20, 1000
 LEAST_MB_S, MOST_S, MOST_MB = 200.0, 60.0, 300.0
 SOME_LINES = 20_000
 
@@ -61,7 +61,7 @@ def analyze_ranks(runs: int, peers: Path) -> None:
         raise PeerFailed(f"the scan exited with {done.returncode}: {done.stderr[-2000:]}")
     took_s, cpu_s, peak_mb = map(float, done.stdout.split())
     print(f"\n{RANKS:,} logs of {RANK_BYTES / 1e6:.0f} MB (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)")
-    print(f"  {took_s:.1f} s with {JOBS} jobs, {cpu_s:.1f} s of CPU time, {peak_mb:.0f} MB of memory at the peak")
+    print(f"  {took_s:.1f} s, {cpu_s:.1f} s of CPU time, {peak_mb:.0f} MB of memory at the peak")
     print_target(f"≤ {MOST_S:.0f} s", took_s, at_most=MOST_S)
     print_target(f"≤ {MOST_MB:.0f} MB", peak_mb, at_most=MOST_MB)
 
@@ -99,7 +99,7 @@ def _lines(chance: random.Random, rank: int) -> Generator[str, None, None]:
 def _scan_cpu_s(log: Path, catalogue: Catalogue) -> float:
     # CPU seconds, not time: "on one core" holds on a busy machine too.
     before = spent_s(resource.RUSAGE_SELF)
-    _scan(log, catalogue, jobs=1)
+    _scan(log, catalogue)
     return spent_s(resource.RUSAGE_SELF) - before
 
 
@@ -114,8 +114,8 @@ def _grep_cpu_s(grep: str, literals: Path, log: Path) -> float:
     return spent_s(resource.RUSAGE_CHILDREN) - before
 
 
-def _scan(path: Path, catalogue: Catalogue, *, jobs: int) -> None:
-    read = scan(find_logs([path], None), catalogue, jobs=jobs)
+def _scan(path: Path, catalogue: Catalogue) -> None:
+    read = scan(find_logs([path], None), catalogue)
     if read.problems or read.hits:
         raise PeerFailed(f"the logs are not clean: {read.problems or read.hits[0]}")
 
@@ -123,7 +123,7 @@ def _scan(path: Path, catalogue: Catalogue, *, jobs: int) -> None:
 def _report(folder: Path) -> None:
     catalogue, clock = load_catalogue(), SystemClock()
     began = clock.monotonic()
-    _scan(folder, catalogue, jobs=JOBS)
+    _scan(folder, catalogue)
     took_s, peak_bytes = clock.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(took_s, spent_s(resource.RUSAGE_SELF), peak_bytes / 1e6)
 

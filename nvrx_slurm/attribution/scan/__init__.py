@@ -10,7 +10,7 @@ matching      which lines do match, and a `Hit` for the first and last of them
 prefixes      what stands before a line: the label of its writer, and the time stamp
 quotations    lines that hold a failure's words and report none
 tracebacks    the traceback that a line ends, and whether it ended its process
-scanning      all of it, for many files at a time; where a file's later runs may begin
+scanning      all of it, for many files; where a file's later runs may begin
 """
 
 from nvrx_slurm.attribution.scan.files import find_logs

@@ -1,4 +1,4 @@
-"""Scans log files, several at a time."""
+"""Scans log files, one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvrx_slurm.attribution.scan.blocks import KEPT_OF_A_LINE_BYTES, LogBlock, b
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.matching import LineMatcher, Sheet
 from nvrx_slurm.attribution.scan.model import TAIL_LINES, FileScan, Hit, LogFile, Scan
-from nvrx_slurm.attribution.scan.prefilter import Prefilter, Searcher, prefilter_of
+from nvrx_slurm.attribution.scan.prefilter import Searcher, prefilter_of
 from nvrx_slurm.attribution.scan.prefixes import by_srun, first_stamp
 from nvrx_slurm.attribution.scan.tracebacks import lines_back
 from nvrx_slurm.util.log import get_logger
@@ -29,57 +29,41 @@ _LOOK_S = 0.02
 _FileResult = tuple[FileScan, list[Hit]]
 
 
-def scan(
-    logs: Sequence[LogFile], catalogue: Catalogue, *, stop: threading.Event | None = None, jobs: int = 1
-) -> Scan:
-    """Reads all of `logs`, `jobs` at a time, and finds the lines that the rules recognise.
+def scan(logs: Sequence[LogFile], catalogue: Catalogue, *, stop: threading.Event | None = None) -> Scan:
+    """Reads all of `logs`, and finds the lines that the rules recognise.
 
-    Memory is bounded: about 8 MiB for each of `jobs`, and what is kept. Once `stop` is set it returns within 50 ms
-    with what it has, and says so in `problems`. What cannot be read is a problem, not an error. Flight recorder dumps
-    are passed on in `files`, unread. Raises ConfigError for a rule without literals.
+    Memory is bounded: about 8 MiB, and what is kept. Once `stop` is set it returns within 50 ms with what it has, and
+    says so in `problems`. What cannot be read is a problem, not an error. Flight recorder dumps are passed on in
+    `files`, unread. Raises ConfigError for a rule without literals.
     """
-    stop, abandoned = stop or threading.Event(), threading.Event()
-    numbers = itertools.count()  # the threads take one file after the other
-    results: queue.SimpleQueue[tuple[int, _FileResult | BaseException]] = queue.SimpleQueue()
+    stop = stop or threading.Event()
+    results: queue.SimpleQueue[_FileResult | BaseException] = queue.SimpleQueue()
 
-    def stopped() -> bool:
-        return stop.is_set() or abandoned.is_set()
-
-    def begin() -> None:
-        # In a thread: compiling the rules takes a while, and a stop does not wait for it.
+    def work() -> None:
+        # In a thread: compiling the rules takes a while, and a file system may hang; a stop waits for neither.
         try:
-            prefilter = prefilter_of(catalogue)
-            for _ in range(1, min(jobs, len(logs))):
-                threading.Thread(target=work, args=(prefilter,), name="scan", daemon=True).start()
-        except BaseException as error:
-            results.put((0, error))
-            return
-        work(prefilter)
-
-    def work(prefilter: Prefilter) -> None:
-        number = 0
-        try:
-            searcher = Searcher(prefilter)
-            while not stopped() and (number := next(numbers)) < len(logs):
-                results.put((number, _scan_file(logs[number], searcher, stopped)))
+            searcher = Searcher(prefilter_of(catalogue))
+            for file in logs:
+                if stop.is_set():
+                    return
+                results.put(_scan_file(file, searcher, stop.is_set))
         except BaseException as error:  # raised by the caller of `scan`, not printed by the thread's hook
-            results.put((number, error))
+            results.put(error)
 
     if logs:
-        threading.Thread(target=begin, name="scan", daemon=True).start()
-    done: dict[int, _FileResult] = {}
+        threading.Thread(target=work, name="scan", daemon=True).start()
+    done: list[_FileResult] = []
     # A thread that hangs in a file system is left behind: it is a daemon, and takes no other file once `stop` is set.
     while len(done) < len(logs) and not stop.is_set():
         try:
-            number, result = results.get(timeout=_LOOK_S)
+            result = results.get(timeout=_LOOK_S)
         except queue.Empty:
             continue
         if isinstance(result, BaseException):
-            abandoned.set()
             raise result
-        done[number] = result
+        done.append(result)
 
-    in_order = [(log, *done[number]) for number, log in enumerate(logs) if number in done]
+    in_order = [(log, *result) for log, result in zip(logs, done, strict=False)]
     problems = [f"{log.name} {read.problem}" for log, read, _ in in_order if read.problem]
     if len(done) < len(logs):
         problems.append(f"stopped before the end: {len(done)} of {len(logs)} files are read")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, plai
 from nvrx_slurm.attribution.scan.files import Unreadable, opened, pieces
 from nvrx_slurm.attribution.scan.model import TAIL_LINES
 from nvrx_slurm.attribution.scan.prefixes import by_srun, label_of
+from nvrx_slurm.attribution.scan.records import LINE_END
 from nvrx_slurm.diagnostics.stacks.traces import innermost_frame
 
 # How much of a file's end shows what followed a line: a native trace of 16 threads fits in.
@@ -31,8 +31,6 @@ LONG_TAIL_BYTES = 2 << 20
 
 MOST_DUMP_BYTES = 64 << 20
 _LABELS_IN = 100
-# As in the scan (scan/blocks.py), so that the offsets and the lines are the same.
-_END = re.compile(rb"[\n\r\0]")
 # So often a progress bar is drawn again without a step while its program ends: by `set_postfix`, and at its close.
 _MOST_REDRAWS = 3
 _SECTION = "=== "
@@ -120,7 +118,7 @@ def tail_of(log: LogFile, most_bytes: int = TAIL_BYTES) -> Iterator[TailLine]:
         offset, data = _last_bytes(log.path, most_bytes)
     except Unreadable:
         return
-    lines = _END.split(data)
+    lines = LINE_END.split(data)  # as in the scan, so that the offsets and the lines are the same
     if offset:  # the first is torn
         offset += len(lines.pop(0)) + 1
     # In a file of one rank `3: ` is no label of srun, but the program's own text.

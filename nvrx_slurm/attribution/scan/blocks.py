@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nvrx_slurm.attribution.scan import records
 from nvrx_slurm.attribution.scan.model import LONGEST_TEXT
+from nvrx_slurm.attribution.scan.records import LINE_END, line_begin, unwrapped
 
 # Bounds what one search of a pattern can cost, and the memory of a line without end.
 LONGEST_LINE_BYTES = 8 << 10
@@ -26,7 +26,6 @@ KEPT_OF_A_LINE_BYTES = 64 << 10
 # How far back a line can look, for the traceback that it ends.
 HISTORY_BYTES = 64 << 10
 
-_END = re.compile(rb"[\n\r\0]")
 _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r\0]*(?:\x07|\x1b\\)?|[()][0-2A-B]|[=>78DEHMNOZc])?"
 )
@@ -66,19 +65,17 @@ class LogBlock:
 
     @functools.cached_property
     def _text_ends(self) -> list[int]:
-        return [end.end() for end in _END.finditer(self.text)]
+        return [end.end() for end in LINE_END.finditer(self.text)]
 
     @functools.cached_property
     def _raw_ends(self) -> Sequence[int]:
         """As many as there are in `text`: no escape code holds the end of a line."""
-        return [end.end() for end in _END.finditer(self.raw)] if self.begins is None else self.begins
+        return [end.end() for end in LINE_END.finditer(self.raw)] if self.begins is None else self.begins
 
     def bounds(self, at: int) -> tuple[int, int]:
         """Where the line begins and ends that holds the byte at a position of `text`; in a long line, the part."""
         text, low = self.text, max(0, at - KEPT_OF_A_LINE_BYTES)
-        start = text.rfind(b"\n", low, at) + 1 or low
-        start = text.rfind(b"\r", start, at) + 1 or start
-        start = text.rfind(b"\0", start, at) + 1 or start
+        start = line_begin(text, low, at)
         start += (at - start) // LONGEST_LINE_BYTES * LONGEST_LINE_BYTES
         high = start + LONGEST_LINE_BYTES
         end = text.find(b"\n", at, high)
@@ -96,15 +93,15 @@ def plain(text: bytes) -> bytes:
 
 def readable(text: bytes) -> bytes:
     """The text as blocks have it: what JSON records say, without escape codes."""
-    return plain(records.unwrapped(text)[0])
+    return plain(unwrapped(text)[0])
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[LogBlock]:
     """The stream's lines, in order, none left out; of those that are too long the beginning."""
     before, offset, line = b"", 0, 1
     for raw, left_out, newlines in _whole_lines(pieces):
-        unwrapped, begins = records.unwrapped(raw)
-        text = plain(unwrapped)
+        said, begins = unwrapped(raw)
+        text = plain(said)
         # The part of a long line that is left out has no bytes here: it only counts for what follows it.
         if raw:
             yield LogBlock(text, raw, before, offset, line, begins)
@@ -119,7 +116,7 @@ def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
     rest, in_long = b"", False
     for piece in pieces:
         if in_long:
-            end = _END.search(piece)
+            end = LINE_END.search(piece)
             left_out = end.end() if end else len(piece)
             yield b"", left_out, piece.count(b"\n", 0, left_out)
             rest, in_long = piece[left_out:], end is None
@@ -127,15 +124,11 @@ def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
             rest += piece
         while not in_long and (at := _too_long(rest)) is not None:
             kept = at + KEPT_OF_A_LINE_BYTES
-            end = _END.search(rest, kept)
+            end = LINE_END.search(rest, kept)
             next_line = end.end() if end else len(rest)
             yield rest[:kept], next_line - kept, rest.count(b"\n", kept, next_line)
             rest, in_long = rest[next_line:], end is None
-        # The last end of a line. Each search covers what the one before left.
-        end_of_last = rest.rfind(b"\n") + 1
-        end_of_last = rest.rfind(b"\r", end_of_last) + 1 or end_of_last
-        end_of_last = rest.rfind(b"\0", end_of_last) + 1 or end_of_last
-        if end_of_last:
+        if end_of_last := line_begin(rest, 0, len(rest)):
             yield rest[:end_of_last], 0, 0
             rest = rest[end_of_last:]
     if rest:
@@ -146,13 +139,11 @@ def _too_long(text: bytes) -> int | None:
     """Where the first line begins that is longer than what is kept of a line; None: no line is."""
     at = 0
     while len(text) - at > KEPT_OF_A_LINE_BYTES:
-        # Jump to the last end of a line within reach. Most often the first of the searches finds one.
-        bound = at + KEPT_OF_A_LINE_BYTES + 1
-        ends = (text.rfind(end, at, bound) for end in (b"\n", b"\r", b"\0"))
-        last = next((found for found in ends if found >= 0), None)
-        if last is None:
+        # Jump to the last line that begins within reach.
+        next_line = line_begin(text, at, at + KEPT_OF_A_LINE_BYTES + 1)
+        if next_line == at:
             return at
-        at = last + 1
+        at = next_line
     return None
 
 

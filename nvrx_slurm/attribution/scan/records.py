@@ -22,7 +22,16 @@ _EXCEPTIONS = ("exc_info", "exception", "exc_text", "traceback", "stack_trace", 
 
 # A record of one line that reports no error is as good as it stands, and most of a long log are such.
 _MARKS = (rb"\n", *(b'"%s"' % level for level in (b"error", b"ERROR", b"critical", b"CRITICAL", b"fatal", b"FATAL")))
-_LINE_END = re.compile(rb"[\n\r\0]")
+# A newline, a carriage return (a progress bar's line is many) or a NUL (a hole that a file system left).
+LINE_END = re.compile(rb"[\n\r\0]")
+
+
+def line_begin(text: bytes, low: int, at: int) -> int:
+    """Behind the last end of a line between two positions; `low`, where there is none. Each search covers only what
+    the one before it has left."""
+    for end in (b"\n", b"\r", b"\0"):
+        low = text.rfind(end, low, at) + 1 or low
+    return low
 
 
 def unwrapped(text: bytes) -> tuple[bytes, list[int] | None]:
@@ -38,12 +47,12 @@ def unwrapped(text: bytes) -> tuple[bytes, list[int] | None]:
     for begin, end in lines:
         if (record := said_by(text[begin:end])) is not None:
             said += (text[done:begin], record)
-            begins += (found.end() for found in _LINE_END.finditer(text, done, begin))
-            begins += [begin] * len(_LINE_END.findall(record))
+            begins += (found.end() for found in LINE_END.finditer(text, done, begin))
+            begins += [begin] * len(LINE_END.findall(record))
             done = end
     if not said:
         return text, None
-    begins += (found.end() for found in _LINE_END.finditer(text, done))
+    begins += (found.end() for found in LINE_END.finditer(text, done))
     return b"".join((*said, text[done:])), begins
 
 
@@ -51,9 +60,8 @@ def _lines_with(mark: bytes, text: bytes) -> Iterator[tuple[int, int]]:
     """Where the lines begin and end that may be records and hold a mark."""
     at = text.find(mark)
     while at >= 0:
-        begin = text.rfind(b"\n", 0, at) + 1
-        begin = max(begin, text.rfind(b"\r", begin, at) + 1, text.rfind(b"\0", begin, at) + 1)
-        found = _LINE_END.search(text, at)
+        begin = line_begin(text, 0, at)
+        found = LINE_END.search(text, at)
         end = found.start() if found else len(text)
         if text.startswith(b'{"', begin):
             yield begin, end

@@ -10,7 +10,7 @@ import msgspec
 
 from nvrx_slurm.attribution.http_client import HttpReply, PermanentError, RetryableError, token_of
 from nvrx_slurm.attribution.notify.base import DecidedFailure, DeliveryLimits, Message, ReceiverHttp, bounded
-from nvrx_slurm.attribution.notify.format import document
+from nvrx_slurm.attribution.notify.format import document, shortened
 from nvrx_slurm.errors import MalformedRecord
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import DataflowSpec
@@ -22,6 +22,8 @@ _THERE_ALREADY = 409
 _TOO_LARGE = 413
 _OF_THE_DOCUMENT = (400, _TOO_LARGE)
 _TRY_AGAIN = (408, 429)
+# Of what the index says to a document.
+_WORDS_CHARS = 200
 
 
 class BulkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,7 @@ def _outcome(identity: str, status: int, text: str) -> dict[str, str | None]:
     if status < 300 or status == _THERE_ALREADY:
         return {identity: None}
     if status in _OF_THE_DOCUMENT:
-        return {identity: f"the index answers {status}: {_short(text)}"}
+        return {identity: f"the index answers {status}: {shortened(text, _WORDS_CHARS)}"}
     raise PermanentError(_refusal(status, text))
 
 
@@ -125,9 +127,4 @@ def _refusal(status: int, text: str) -> str:
         403: "the token may not create documents there",
         404: "check dataflow.url and dataflow.index: there is no such index, and none is created automatically",
     }.get(status, "check dataflow.url")
-    return f"the index refuses ({status}: {_short(text)}): {todo}"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else line[:199] + "…"
+    return f"the index refuses ({status}: {shortened(text, _WORDS_CHARS)}): {todo}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from datetime import UTC, datetime
@@ -130,8 +131,7 @@ def _source(answer: Attribution) -> str:
     lines = []
     for each in evidence[:MOST_LINES]:
         where = PurePath(each.file).name + (f":{each.line}" if each.line else "")
-        line = " ".join(each.text.split())
-        lines.append(f"{where}: {line if len(line) <= LINE_CHARS else line[: LINE_CHARS - 1] + '…'}")
+        lines.append(f"{where}: {shortened(each.text, LINE_CHARS)}")
     if len(evidence) > MOST_LINES:
         lines.append(f"… {len(evidence) - MOST_LINES} more")
     if lines:
@@ -139,6 +139,12 @@ def _source(answer: Attribution) -> str:
     if answer.hint:
         parts.append(fitting(answer.hint, EXPLANATION_CHARS))
     return "\n".join(parts)
+
+
+def shortened(text: str, most: int) -> str:
+    """On one line, and at most `most` characters of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _section(text: str) -> dict[str, Any]:
@@ -151,28 +157,20 @@ def _mrkdwn(text: str) -> dict[str, Any]:
 
 # ---- text as Slack's `mrkdwn` shows it, with any content
 
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_TORN_ENTITY = re.compile(r"&[a-z]*\Z")
 _MEMBER = re.compile(r"[UW][A-Z0-9]+")
 _GROUP = re.compile(r"S[A-Z0-9]+")
 
 
 def escaped(text: str) -> str:
     """Nothing of it is a link, a mention, or an entity; control characters are visible, colours left out."""
-    return "".join(_shown(char) for char in uncoloured(text))
+    return html.escape(uncoloured(text).replace("\t", " "), quote=False)
 
 
 def fitting(text: str, most: int) -> str:
     """Escaped, and at most `most` characters of it: cut between characters, never inside an entity."""
     whole = escaped(text)
-    if len(whole) <= most:
-        return whole
-    shown, length = [], 1
-    for char in map(_shown, uncoloured(text)):
-        length += len(char)
-        if length > most:
-            break
-        shown.append(char)
-    return "".join(shown) + "…"
+    return whole if len(whole) <= most else _TORN_ENTITY.sub("", whole[: most - 1]) + "…"
 
 
 def code_block(text: str, most: int) -> str:
@@ -192,9 +190,3 @@ def mention_of(whom: str) -> str:
     if _MEMBER.fullmatch(bare):
         return f"<@{bare}>"
     return f"<!subteam^{bare}>" if _GROUP.fullmatch(bare) else escaped(whom)
-
-
-def _shown(char: str) -> str:
-    if char in _ENTITIES:
-        return _ENTITIES[char]
-    return " " if char == "\t" else char

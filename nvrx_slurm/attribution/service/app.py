@@ -62,7 +62,10 @@ class Api:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the body must be application/json")
         body = await _body(request)
-        asked = checked(decoded(body))
+        asked = decoded(body)
+        # What types cannot say; `openapi._tighten` says it to others.
+        if (out := excess(asked.inquiry)) is not None:
+            raise HTTPException(422, f"{out[0]} - at `$.inquiry.{out[1]}`")
         # Decoded again, as plain values: the typed decoder has dropped the keys that it does not know.
         ignored = tuple(unknown_keys(msgspec.json.decode(body), Submission))
         # The revision of before `submit`: one that comes after it ends the wait.
@@ -149,13 +152,6 @@ def _whole(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def checked(asked: Submission) -> Submission:
-    """What types cannot say (`openapi._tighten` says it to others). Raises HTTPException."""
-    if (out := excess(asked.inquiry)) is not None:
-        raise HTTPException(422, f"{out[0]} - at `$.inquiry.{out[1]}`")
-    return asked
 
 
 async def _body(request: Request) -> bytes:

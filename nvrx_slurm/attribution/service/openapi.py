@@ -31,7 +31,6 @@ _PREFER = {
     "schema": {"type": "string"},
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
-_ASKED = "What was asked for."
 _PROBLEMS = {
     400: "The request is not one.",
     401: "No bearer token, or not the one.",
@@ -52,60 +51,30 @@ def document(*, needs_token: bool) -> dict[str, Any]:
     types = (Submission, Answer, InFlight, Stats, Health, ErrorReply)
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     _tighten(schemas)
-    answer, text = _json("Answer"), {"schema": {"type": "string"}}
-    answers = {200: (answer, "Answered."), 202: (answer, "Not yet; what there is so far.")}
-    asks = (400, 403, 408, 413, 415, 422, 429, 503, *secured)
+    answers = {200: (_json("Answer"), "Answered."), 202: (_json("Answer"), "Not yet; what there is so far.")}
+    health = _asked("Health") | {503: (_json("Health"), "It ends.")}
+    metrics = {200: ({"text/plain": {"schema": {"type": "string"}}}, "Prometheus' text format.")}
+    itself = {200: ({"application/json": {"schema": {"type": "object"}}}, "OpenAPI 3.1.")}
+    limited = (429, *secured)
+    submit = _operation(
+        "submit",
+        "Ask about a failure. The same key again joins what there is.",
+        answers,
+        (400, 403, 408, 413, 415, 422, 429, 503, *secured),
+        parameters=[_PREFER],
+        requestBody={"required": True, "content": _json("Submission")},
+    )
+    poll = _operation(
+        "poll", "How far an inquiry has come.", answers, (404, 422, *limited), parameters=[_ID, _WAIT, _AFTER]
+    )
+    in_flight = _operation("inFlight", "What is not answered yet.", _asked("InFlight"), limited)
     paths = {
-        "/v1/inquiries": {
-            "post": _operation(
-                "submit",
-                "Ask about a failure. The same key again joins what there is.",
-                answers,
-                asks,
-                parameters=[_PREFER],
-                requestBody={"required": True, "content": _json("Submission")},
-            ),
-            "get": _operation(
-                "inFlight", "What is not answered yet.", {200: (_json("InFlight"), _ASKED)}, (429, *secured)
-            ),
-        },
-        "/v1/inquiries/{id}": {
-            "get": _operation(
-                "poll",
-                "How far an inquiry has come.",
-                answers,
-                (404, 422, 429, *secured),
-                parameters=[_ID, _WAIT, _AFTER],
-            )
-        },
-        "/v1/stats": {
-            "get": _operation("stats", "What the service does.", {200: (_json("Stats"), _ASKED)}, (429, *secured))
-        },
-        "/healthz": {
-            "get": _operation(
-                "health",
-                "Whether it takes work.",
-                {200: (_json("Health"), _ASKED), 503: (_json("Health"), "It ends.")},
-                security=[],
-            )
-        },
-        "/metrics": {
-            "get": _operation(
-                "metrics",
-                "Counters, for Prometheus.",
-                {200: ({"text/plain": text}, "Prometheus' text format.")},
-                (429, *secured),
-            )
-        },
-        "/openapi.json": {
-            "get": _operation(
-                "openapi",
-                "This document.",
-                {200: ({"application/json": {"schema": {"type": "object"}}}, "OpenAPI 3.1.")},
-                (429,),
-                security=[],
-            )
-        },
+        "/v1/inquiries": {"post": submit, "get": in_flight},
+        "/v1/inquiries/{id}": {"get": poll},
+        "/v1/stats": {"get": _operation("stats", "What the service does.", _asked("Stats"), limited)},
+        "/healthz": {"get": _operation("health", "Whether it takes work.", health, security=[])},
+        "/metrics": {"get": _operation("metrics", "Counters, for Prometheus.", metrics, limited)},
+        "/openapi.json": {"get": _operation("openapi", "This document.", itself, (429,), security=[])},
     }
     components: dict[str, Any] = {"schemas": schemas}
     if needs_token:
@@ -135,12 +104,16 @@ def _operation(
     return {"operationId": name, "summary": summary, "responses": responses, **more}
 
 
+def _asked(schema: str) -> dict[int, tuple[dict[str, Any], str]]:
+    return {200: (_json(schema), "What was asked for.")}
+
+
 def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 def _tighten(schemas: dict[str, Any]) -> None:
-    """What `app.checked` asks for beyond the types."""
+    """What `Api.submit` asks for beyond the types."""
     inquiry = schemas["Inquiry"]["properties"]
     inquiry["workers_per_node"] |= {"minimum": 1, "maximum": MOST_WORKERS}
     inquiry["nodes"]["maxItems"] = MOST_NODES

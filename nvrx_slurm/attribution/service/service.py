@@ -15,7 +15,6 @@ from nvrx_slurm.attribution.service.confinement import Roots
 from nvrx_slurm.attribution.service.lifecycle import InquiryRecord
 from nvrx_slurm.attribution.service.metrics import Metrics
 from nvrx_slurm.attribution.service.storage import (
-    STATES,
     FileSystemThreads,
     InquiryTable,
     RecordWriter,
@@ -160,7 +159,7 @@ class AttributionService:
 
     def stats(self) -> Stats:
         return Stats(
-            inquiries={state: self._entries.counts[state] for state in STATES},
+            inquiries=dict(self._entries.counts),
             analyses=self._analyses,
             workers_lost=self._lost,
             uptime_s=self._clock.monotonic() - self._started_at,

@@ -21,11 +21,6 @@ class BindAddress:
     host: str
     port: int
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine gets there."""
-        return is_loopback(self.host)
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
@@ -70,7 +65,7 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
     if without:
         if file is not None:
             raise UsageError(f"--no-token and --token-file {file}: choose one")
-        if not bind.is_loopback:
+        if not is_loopback(bind.host):
             raise UsageError(f"--no-token: others can reach {bind.host}; it goes with a loopback address only")
         return None
     token, where = env.get(env.ATTRSVC_TOKEN), env.ATTRSVC_TOKEN
@@ -78,7 +73,7 @@ def read_token(file: Path | None, bind: BindAddress, *, without: bool = False) -
         where = f"--token-file {file}"
         token = secret_in(str(file), key="--token-file").strip()
     if token is None:
-        if bind.is_loopback:
+        if is_loopback(bind.host):
             return None
         raise UsageError(
             f"--bind {bind.host}: others can reach this address, so a token is needed: name a file (mode 0600) with"

@@ -27,8 +27,6 @@ from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.ownership import open_private_folder
 from nvrx_slurm.util.threads import in_thread
 
-STATES: tuple[State, ...] = get_args(State)
-
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
@@ -65,7 +63,7 @@ class InquiryTable:
 
     def __init__(self, bounds: RetentionLimits) -> None:
         self.bounds = bounds
-        self.counts: Counter[State] = Counter(dict.fromkeys(STATES, 0))
+        self.counts: Counter[State] = Counter(dict.fromkeys(get_args(State), 0))
         self._followed = 0
         self._entries: dict[str, TrackedInquiry] = {}
 

@@ -106,7 +106,6 @@ class SourceAnswer(Wire, frozen=True, kw_only=True):
 
     key: str
     state: Literal["tracked", "queued", "running", "done", "failed"]
-    id: str = ""
     attribution: Attribution | None = None
     problem: str | None = None
     revision: int = 0

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from nvrx_slurm.attribution.local_service import is_loopback
 from nvrx_slurm.attribution.service import auth, storage
 from nvrx_slurm.attribution.service.auth import ProofDeadlineProtocol
 from nvrx_slurm.attribution.service.lifecycle import accept
@@ -150,7 +151,7 @@ def test_one_service_each(tmp_path: Path) -> None:
 )
 def test_bind(text: str, address: BindAddress, loopback: bool) -> None:
     """An address is parsed from its text, and known to be reachable from other hosts or not."""
-    assert parse_bind(text) == address and address.is_loopback is loopback
+    assert parse_bind(text) == address and is_loopback(address.host) is loopback
 
 
 @pytest.mark.parametrize("text", ["8443", "host:", "host:x", "host:70000", "host:²", "::1:80", ""])

@@ -17,14 +17,13 @@ from nvrx_slurm.attribution.analyze.cause import beside, causes, consequences, f
 from nvrx_slurm.attribution.analyze.collectives import MissingRanks, missing_ranks, refined
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, Finding, findings
 from nvrx_slurm.attribution.analyze.flight_recorder import Dump
-from nvrx_slurm.attribution.analyze.spread import Spread, spread
+from nvrx_slurm.attribution.analyze.spread import Spread, fingerprint, spread
 from nvrx_slurm.attribution.analyze.verdict import (
     CycleEnding,
     WeighedVerdict,
     WorkerEnding,
     again_ended,
     ending,
-    fingerprint,
     is_sudden,
     repeat,
     weigh,
@@ -101,9 +100,7 @@ def attribute_cycle(inquiry: Inquiry, scan: Scan, side: SideEvidence) -> tuple[A
             repeat(now, side.earlier),
             lasted_s,
             len(inquiry.nodes),
-            only_node=shared.only_node,
-            of_the_program=shared.of_the_program,
-            alone=shared.alone,
+            shared,
         )
         ranks = _blamed_ranks(inquiry, cause, others, missing)
         secondary = [each for each in others if _follows(each, cause)]

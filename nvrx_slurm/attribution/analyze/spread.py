@@ -16,9 +16,8 @@ import msgspec
 from nvrx_slurm.attribution.analyze.aftermath import Finality, Nature, nature
 from nvrx_slurm.attribution.analyze.collectives import known_ranks
 from nvrx_slurm.attribution.analyze.findings import OF_THE_MACHINE, Finding
-from nvrx_slurm.attribution.analyze.verdict import fingerprint
 from nvrx_slurm.attribution.scan import Scan
-from nvrx_slurm.journal.verdicts import Inquiry, Verdict
+from nvrx_slurm.journal.verdicts import Evidence, Inquiry, Verdict
 
 # Paths that each node has for itself.
 _OF_THE_NODE = re.compile(
@@ -32,6 +31,10 @@ _OF_A_SERVICE = re.compile(
     re.IGNORECASE,
 )
 
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_FOLDERS = re.compile(r"/[\w./-]*/")
+_LONGEST = 160
+
 _VAGUE = ("exception", "runtime_error")
 _LEAST_LINES = 2
 
@@ -39,7 +42,8 @@ _LEAST_LINES = 2
 class Spread(msgspec.Struct, frozen=True):
     """Who reports the cause. `ranks` and `nodes`: those with the same line, numbers aside. `everywhere`: that is all
     ranks. `only_node`: a node whose installation is at fault, since others came further.
-    `of_the_program`: the same unknown exception on all ranks of several nodes, before the first step."""
+    `of_the_program`: the same unknown exception on all ranks of several nodes, before the first step. `alone`: one
+    rank of several, known ones reports it."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -47,7 +51,12 @@ class Spread(msgspec.Struct, frozen=True):
     only_node: str | None = None
     of_the_program: bool = False
     alone: bool = False
-    """One rank of several, known ones reports it."""
+
+
+def fingerprint(fault: str, primary: Evidence, frames: str = "") -> str:
+    """What makes two failures the same: class, words of the line without their numbers, innermost frame."""
+    words = _NUMBERS.sub("#", _FOLDERS.sub("/", primary.text))[:_LONGEST]
+    return f"{fault}|{words}|{frames.partition('|')[0]}"
 
 
 def spread(cause: Finding, found: Sequence[Finding], inquiry: Inquiry, scan: Scan) -> Spread:

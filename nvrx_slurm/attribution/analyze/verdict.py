@@ -6,7 +6,6 @@ is known agrees with it.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 
@@ -15,12 +14,9 @@ from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.aftermath import Finality
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.journal.verdicts import Evidence, Failed, Scope, Verdict, cannot_run
+from nvrx_slurm.attribution.analyze.spread import Spread
+from nvrx_slurm.journal.verdicts import Failed, Scope, Verdict, cannot_run
 from nvrx_slurm.util.signals import signal_name
-
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_QUOTED_PATH = re.compile(r"/[\w./-]*/")
-_LONGEST = 160
 
 
 class CycleEnding(msgspec.Struct, frozen=True):
@@ -37,14 +33,6 @@ class Repeat(msgspec.Struct, frozen=True):
     times: int = 0
     same_node: bool = False
     other_nodes: bool = False
-
-
-def fingerprint(fault: str, primary: Evidence | None, frames: str = "") -> str:
-    """What makes two failures the same: class, words of the line without their numbers, innermost frame."""
-    if primary is None:
-        return fault
-    words = _NUMBERS.sub("#", _QUOTED_PATH.sub("/", primary.text))[:_LONGEST]
-    return f"{fault}|{words}|{frames.partition('|')[0]}"
 
 
 def repeat(now: CycleEnding, before: Sequence[CycleEnding]) -> Repeat:
@@ -128,11 +116,10 @@ def ending(failed: Failed | None) -> WorkerEnding:
         sentence = f"It could not start ({failed.error})"
         hint = next(text for begin, text in _NEVER_RAN.items() if (failed.error or "").startswith(begin))
         return WorkerEnding("usage_error", Verdict.STOP, Scope.USER_CODE, 0.8, sentence, hint)
-    if number is None and failed.exit_code is None and failed.error is not None:
-        sentence = f"It could not start ({failed.error})"
-        return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.2, sentence)
     if number is None:
         sentence = f"It ended with exit code {failed.exit_code}, and no line says why"
+        if failed.exit_code is None and failed.error is not None:
+            sentence = f"It could not start ({failed.error})"
         return WorkerEnding("unknown", Verdict.UNKNOWN, Scope.UNKNOWN, 0.2, sentence)
     fault, hint = _SIGNALS.get(number, ("killed", ""))
     sentence = f"It was ended by {signal_name(number)}, and no line says why"
@@ -180,14 +167,10 @@ def weigh(
     again: Repeat,
     lasted_s: float | None = None,
     nodes: int = 0,
-    *,
-    only_node: str | None = None,
-    of_the_program: bool = False,
-    alone: bool = False,
+    shared: Spread = Spread(),  # noqa: B008 -- frozen
 ) -> WeighedVerdict:
     """`others`: all that was found beside the cause. `lasted_s`: how long the cycle went well, if known. `nodes`: how
-    many the job has; 0 where that is not known. The rest as `Spread` (spread.py) has
-    it."""
+    many the job has; 0 where that is not known. `shared`: who reports the cause."""
     rule = cause.hit.rule
     same_fault = [each for each in others if each.hit.rule.fault == rule.fault]
     conflicting = any(
@@ -218,13 +201,13 @@ def weigh(
     if rule.widespread and (on_nodes > 1 or (max(nodes, len(seen)) <= 1 and on_ranks > 1)):
         verdict, scope = Verdict.STOP, Scope.USER_CODE
         reasons.append("more than one node or rank reports it")
-    if only_node is not None and verdict is Verdict.STOP and not again.other_nodes:
+    if shared.only_node is not None and verdict is Verdict.STOP and not again.other_nodes:
         verdict, scope = Verdict.RESTART, Scope.NODE
-        reasons.append(f"only {only_node} reports it, and ranks of other nodes came further")
-    if of_the_program:
+        reasons.append(f"only {shared.only_node} reports it, and ranks of other nodes came further")
+    if shared.of_the_program:
         verdict, scope = Verdict.STOP, Scope.USER_CODE
         reasons.append("every rank of several nodes raises it, before the first step")
-    if alone and verdict is Verdict.STOP and rule.name in _MAY_BE_A_GPU and not again.times:
+    if shared.alone and verdict is Verdict.STOP and rule.name in _MAY_BE_A_GPU and not again.times:
         verdict, confidence = Verdict.UNKNOWN, min(confidence, 0.5)
         reasons.append("one rank alone reports it, for the first time: it may be its GPU")
     if verdict is Verdict.STOP and (doubt := _doubt(cause, others, failed, confidence)):

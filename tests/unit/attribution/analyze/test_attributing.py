@@ -8,7 +8,8 @@ import pytest
 
 from nvrx_slurm.attribution.analyze.aftermath import TailLine
 from nvrx_slurm.attribution.analyze.attributing import SideEvidence, attribute
-from nvrx_slurm.attribution.analyze.verdict import CycleEnding, fingerprint
+from nvrx_slurm.attribution.analyze.spread import fingerprint
+from nvrx_slurm.attribution.analyze.verdict import CycleEnding
 from nvrx_slurm.attribution.rules.catalogue import Rule
 from nvrx_slurm.attribution.scan import Hit
 from nvrx_slurm.journal.verdicts import Attribution, Scope, Verdict
@@ -248,6 +249,7 @@ def again(nodes: tuple[tuple[str, ...], ...]) -> Attribution:
     """A segmentation fault on n1, after earlier ones on these nodes."""
     crash = hit(SEGFAULT, 3, groups={"frames": "ops.py:12 in fused"})
     once = attribute(inquiry(failed(3)), scan(crash))
+    assert once.primary is not None
     print_ = fingerprint(once.fault, once.primary, "ops.py:12 in fused")
     earlier = tuple(CycleEnding(once.fault, print_, each) for each in nodes)
     return attribute(inquiry(failed(3)), scan(crash), SideEvidence(earlier=earlier))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.attribution.analyze.verdict import CycleEnding, Repeat, fingerprint, repeat
+from nvrx_slurm.attribution.analyze.spread import fingerprint
+from nvrx_slurm.attribution.analyze.verdict import CycleEnding, Repeat, repeat
 from nvrx_slurm.journal.verdicts import Evidence
 
 SEGFAULT = "segfault|Segmentation fault at #|"

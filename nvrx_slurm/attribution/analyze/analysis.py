@@ -87,8 +87,7 @@ def analyze_logs(
     side = replace(side, earlier=tuple(_earlier_endings(inquiry, catalogue, read)))
     attribution = attribute(inquiry, scanned, side)
     problems = (*scanned.problems, *side.problems)
-    with_logs = {log.rank for log in scanned.files if log.rank is not None}
-    with_logs |= {hit.rank for hit in scanned.hits if hit.rank is not None}
+    with_logs = scanned.ranks
     # Where neither a file nor a line names a rank, all ranks would count as silent.
     silent = sorted(known_ranks(inquiry, scanned) - with_logs) if with_logs else []
     attribution = msgspec.structs.replace(

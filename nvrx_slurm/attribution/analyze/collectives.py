@@ -183,8 +183,7 @@ def known_ranks(inquiry: Inquiry, scan: Scan) -> frozenset[int]:
     """All ranks of the world, as far as they are known."""
     if inquiry.nodes and len(inquiry.nodes) * inquiry.workers_per_node <= MOST_RANKS:
         return frozenset(range(len(inquiry.nodes) * inquiry.workers_per_node))
-    of_files = {file.rank for file in scan.files if file.rank is not None}
-    return frozenset(of_files | {hit.rank for hit in scan.hits if hit.rank is not None})
+    return scan.ranks
 
 
 def is_timeout(each: Finding) -> bool:

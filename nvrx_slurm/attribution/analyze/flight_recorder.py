@@ -40,12 +40,8 @@ class CollectiveCall(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """`all_reduce number 4 of default_pg`."""
-        return f"{self.operation.rpartition(':')[2]} number {self.seq} of {self.group_words}"
-
-    @property
-    def group_words(self) -> str:
-        known = self.description and self.description != "undefined"
-        return self.description if known else f"group {self.group}"
+        group = self.description if self.description not in ("", "undefined") else f"group {self.group}"
+        return f"{self.operation.rpartition(':')[2]} number {self.seq} of {group}"
 
 
 class Dump(msgspec.Struct, frozen=True):

@@ -41,12 +41,8 @@ class ReceivedFindings:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._cycles: OrderedDict[str, dict[str, AgentFindings]] = OrderedDict()
-        self._bytes = self._puts = 0
-
-    @property
-    def version(self) -> int:
-        """Grows with each that comes."""
-        return self._puts
+        self._bytes = 0
+        self.version = 0  # grows with each that comes
 
     def put(self, found: AgentFindings) -> None:
         """Keep them. Those of whole logs are not replaced by earlier ones that arrive late or again."""
@@ -59,7 +55,7 @@ class ReceivedFindings:
             if before is not None and before.whole and not found.whole:
                 return
             of_cycle[found.node] = found
-            self._puts += 1
+            self.version += 1
             self._bytes += len(found.data) - (len(before.data) if before is not None else 0)
             # The oldest cycles go first; the newest one stays, however large it is.
             while len(self._cycles) > 1 and (len(self._cycles) > MOST_CYCLES or self._bytes > MOST_KEPT_BYTES):

@@ -100,6 +100,12 @@ class Scan(msgspec.Struct, frozen=True):
     def bytes_read(self) -> int:
         return sum(read.size_bytes for read in self.reads.values())
 
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Those that a file or a line names."""
+        named = {file.rank for file in self.files} | {hit.rank for hit in self.hits}
+        return frozenset(rank for rank in named if rank is not None)
+
     def of(self, file: LogFile) -> FileScan:
         """What was read of a file; nothing of one that was not read."""
         return self.reads.get(file.path) or FileScan()

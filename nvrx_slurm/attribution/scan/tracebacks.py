@@ -45,12 +45,6 @@ _MADE_HERE = re.compile(rb"(?:source|handle)_traceback: ")
 _JOINT = re.compile(rb'"""$|\S*RemoteTraceback:\s*$|\S+: Caught \S+ in ')
 
 
-def non_fatal_without_traceback(above: bytes) -> str | None:
-    """The kind by the line right above one that names an exception, where there is no traceback."""
-    found = _SHOWN_WITHOUT.search(above)
-    return found and found.lastgroup
-
-
 class NonFatalSearch:
     """Goes up from a header, which is the first line it takes. `found`: the kind; None: the exception may be fatal.
     `in_frames`: it passes frames, of another traceback or of where a task was made."""
@@ -169,7 +163,9 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
             if not above.goes_on(line):
                 break
         elif line.strip() and not line[:1].isspace():  # a line of another writer, or of the message
-            if not frames and not foreign and (non_fatal := non_fatal_without_traceback(line)):
+            # The line right above one that names an exception, where there is no traceback.
+            if not frames and not foreign and (shown_alone := _SHOWN_WITHOUT.search(line)):
+                non_fatal = shown_alone.lastgroup
                 break
             below = line
             foreign += 1

@@ -21,7 +21,7 @@ from nvrx_slurm.errors import MalformedRecord, NvrxError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.model import AttributionSpec
 from nvrx_slurm.jobspec.plan import plan_from_json
-from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Wire
+from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, VerdictRecord, Wire
 from nvrx_slurm.util.clock import SystemClock
 from nvrx_slurm.util.decoding import decode_json
 from nvrx_slurm.util.files import JobFiles
@@ -41,7 +41,7 @@ class ControllerMessage(Wire, frozen=True, kw_only=True):
     ask: Inquiry | None = None
     settled: FailureKey | bool = False
     found: AgentFindings | None = None
-    judged: msgspec.Raw = msgspec.Raw(b"")  # its type takes long to load
+    judged: VerdictRecord | None = None
 
 
 def main() -> None:
@@ -104,10 +104,8 @@ async def serve(plan: AttributionSpec, folder: Path) -> None:
                 broker.settled(message.settled)
             if message.found is not None:
                 broker.found(message.found)
-            if message.judged:
-                from nvrx_slurm.journal.verdicts import VerdictRecord
-
-                broker.judged(decode_json(VerdictRecord, bytes(message.judged), "the decision"))
+            if message.judged is not None:
+                broker.judged(message.judged)
         except MalformedRecord as error:
             log.error("not a line for the broker (%s): %.120r", error, line)
     await broker.close()

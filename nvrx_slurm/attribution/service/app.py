@@ -8,6 +8,7 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from nvrx_slurm.attribution.service import openapi
 from nvrx_slurm.attribution.service.auth import AuthMiddleware, RateLimit, failure, reply
 from nvrx_slurm.attribution.service.confinement import OutsideRoots
-from nvrx_slurm.attribution.service.metrics import CONTENT_TYPE, Metrics
+from nvrx_slurm.attribution.service.metrics import Metrics
 from nvrx_slurm.attribution.service.service import AttributionService, Busy
 from nvrx_slurm.attribution.service.storage import FileSystemTimeout, TrackedInquiry
 from nvrx_slurm.attribution.service.wire import Health, Submission, id_of
@@ -101,7 +102,7 @@ class Api:
         return reply(200, Health(status="ok"))
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def document(self, _: Request) -> Response:
         return Response(self._document, media_type="application/json")

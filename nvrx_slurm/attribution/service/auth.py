@@ -6,12 +6,13 @@ import asyncio
 import hmac
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nvrx_slurm.attribution.service.metrics import Metrics
@@ -19,12 +20,6 @@ from nvrx_slurm.attribution.service.wire import ErrorReply, ServiceMessage
 from nvrx_slurm.util.admission import PROOF_S, Admission, RateLimitedLog
 from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.log import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 
 access = get_logger("attrsvc.access")
 

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
 from nvrx_slurm.attribution.service.wire import State
-
-__all__ = ["CONTENT_TYPE", "Metrics"]
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

@@ -211,8 +211,7 @@ class RulesProcess:
 
     def found(self, findings: AgentFindings) -> None:
         """Pass on what an agent has found."""
-        if not self.is_over:
-            self._write(RulesFindings(found=findings))
+        self._write(RulesFindings(found=findings))
 
     async def end(self) -> None:
         """Kill it: it holds nothing of value."""

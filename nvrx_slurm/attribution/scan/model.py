@@ -48,10 +48,8 @@ class Hit(msgspec.Struct, frozen=True):
     seconds since the epoch, by the line's own stamp, or that of the traceback it ends; None: it has none.
 
     `groups` are the pattern's named groups, and for the last line of a Python traceback: `frames` (`file.py:12 in f`,
-    innermost last, joined by `|`), `user_frame` (the innermost frame that is not of an installed package), if the
-    exception was raised while another was handled, `cause`, the line of the first of them, and, where it may have
-    ended no process, `non_fatal` (see tracebacks.py). `local_rank`: the line's label names a rank within
-    its node.
+    innermost last, joined by `|`) and, where it may have ended no process, `non_fatal` (see tracebacks.py).
+    `local_rank`: the line's label names a rank within its node.
     """
 
     file: LogFile

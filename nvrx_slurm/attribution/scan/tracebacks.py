@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded, excerpt
+from nvrx_slurm.attribution.scan.blocks import LONGEST_LINE_BYTES, decoded
 from nvrx_slurm.attribution.scan.model import MOST_DIGITS
 
 HEADER = b"Traceback (most recent call last)"
@@ -81,7 +81,6 @@ _BOX = (b"\xe2\x94", b"\xe2\x95", b"\xe2\x9d")
 _SURELY_RAISED = re.compile(rb"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?:: |:?$)")
 _FRAME = re.compile(rb'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+)|$)')
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
 
 _LINES_BACK = 1000
 # How many lines of other writers may stand between two of a traceback.
@@ -91,23 +90,16 @@ _FRAMES_KEPT = 12
 
 
 class Traceback(msgspec.Struct, frozen=True):
-    """`frames` innermost last; `cause`: the last line of the first exception of a chain; `stamped`: the lines that
-    may have its time stamp, its header and the one before; `non_fatal`: why it may have ended no process."""
+    """`frames` innermost last; `stamped`: the lines that may have its time stamp, its header and the one before;
+    `non_fatal`: why it may have ended no process."""
 
     frames: tuple[str, ...]
-    user_frame: str | None
-    cause: str | None
     stamped: tuple[bytes, ...]
     non_fatal: str | None
 
     def groups(self) -> dict[str, str]:
         """For `Hit.groups`."""
-        found = {
-            "frames": "|".join(self.frames),
-            "user_frame": self.user_frame,
-            "cause": self.cause,
-            "non_fatal": self.non_fatal,
-        }
+        found = {"frames": "|".join(self.frames), "non_fatal": self.non_fatal}
         return {name: text for name, text in found.items() if text}
 
 
@@ -133,9 +125,7 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
     Goes up through frames to their header, and over the sentence that joins two exceptions of a chain to the frames
     of the next.
     """
-    frames: list[tuple[str, int, str]] = []
-    cause: bytes | None = None
-    below = b""
+    frames: list[str] = []
     stamped: list[bytes] = []
     foreign = 0
     in_frames = in_cause = False
@@ -144,20 +134,17 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
     for line in itertools.islice(earlier, _LINES_BACK):
         if above is not None:  # above a header: the joint of a chain, or what says that it was not fatal
             if not above.in_frames and line.startswith(_CHAINED):
-                above, in_frames, in_cause, below = None, False, True, b""
+                above, in_frames, in_cause = None, False, True
                 continue
             if len(stamped) == 1 and line.strip():
                 stamped.append(line)
             if not above.goes_on(line):
                 break
         elif frame := _FRAME.match(line):
-            # The first exception of a chain stands at the top, so the line below its frames is read last, and stays.
-            if in_cause and not in_frames:
-                cause = below
-            elif not in_cause:
-                function = decoded(frame["function"] or b"<module>")
-                frames.append((decoded(frame["path"]), int(frame["line"][:MOST_DIGITS]), function))
             in_frames = True
+            if not in_cause:
+                name, function = PurePosixPath(decoded(frame["path"])).name, decoded(frame["function"] or b"<module>")
+                frames.append(f"{name}:{int(frame['line'][:MOST_DIGITS])} in {function}")
         elif HEADER in line:
             above, stamped, foreign = NonFatalSearch(), [line], 0
             if not above.goes_on(line):
@@ -167,7 +154,6 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
             if not frames and not foreign and (shown_alone := _SHOWN_WITHOUT.search(line)):
                 non_fatal = shown_alone.lastgroup
                 break
-            below = line
             foreign += 1
             # Above the joint of a chain stands the message of another exception, of any form. Elsewhere a line
             # that names an exception belongs to another traceback.
@@ -178,10 +164,7 @@ def traceback_above(earlier: Iterable[bytes]) -> Traceback | None:
         non_fatal = above.found
     if foreign > _FOREIGN or not (frames or non_fatal):
         return None
-    shown = [f"{PurePosixPath(path).name}:{line} in {function}" for path, line, function in frames[:_FRAMES_KEPT]]
-    own = (f"{path}:{line} in {function}" for path, line, function in frames if not _INSTALLED.search(path))
-    first = excerpt(cause) if cause else None
-    return Traceback(tuple(reversed(shown)), next(own, None), first, tuple(stamped), non_fatal)
+    return Traceback(tuple(reversed(frames[:_FRAMES_KEPT])), tuple(stamped), non_fatal)
 
 
 class ExceptionSearch:

@@ -35,7 +35,6 @@ class CollectiveCall(msgspec.Struct, frozen=True):
     operation: str
     state: str
     shapes: tuple[tuple[int, ...], ...] = ()
-    frame: str = ""
 
     @property
     def words(self) -> str:
@@ -94,13 +93,6 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
             if isinstance(shape, (list, tuple)) and len(shape) <= _MOST_DIMENSIONS:
                 shapes.append(tuple(_number(length) for length in shape))
 
-    # The innermost frame outside of torch, as `train.py:41 in step`.
-    frames, place = entry.get("frames"), ""
-    for frame in frames if isinstance(frames, (list, tuple)) else ():
-        if isinstance(frame, dict) and "/torch/" not in (file := _text(frame.get("filename", ""))):
-            place = f"{file.rpartition('/')[2]}:{_text(frame.get('line'))} in {_text(frame.get('name'))}"
-            break
-
     return CollectiveCall(
         group=group,
         description=description,
@@ -108,7 +100,6 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
         operation=_text(entry.get("profiling_name", "collective")),
         state=_text(entry.get("state", "")),
         shapes=tuple(shapes),
-        frame=place,
     )
 
 
@@ -126,7 +117,7 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
 
 def _text(value: object) -> str:
     """A name or a number; of anything else nothing. A list in which each list holds the one before many times takes a
-    line in the file, but as a text all memory. Lone surrogates, which a path that is not UTF-8 has, become `?`: no
+    line in the file, but as a text all memory. Lone surrogates, which a name that is not UTF-8 has, become `?`: no
     record can hold them."""
     text = str(value) if isinstance(value, (str, int, float)) or value is None else ""
     return text.encode(errors="replace").decode()

@@ -31,13 +31,6 @@ def test_the_rank_that_did_not_come_is_named(form: str) -> None:
     assert still.call.words == "all_reduce number 4 of default_pg"
 
 
-def test_the_pickle_shows_where_in_the_program_they_wait() -> None:
-    """The pickle has the innermost frame outside of torch."""
-    still = standstill(dumps("nccl_trace_rank_{}"))
-    assert still is not None
-    assert still.call.frame == "fr_gen.py:13 in main"
-
-
 def test_a_rank_that_left_no_dump_is_missing_too() -> None:
     """If the world is known, a rank without a dump is missing too."""
     still = standstill(dumps("trace_{}.json", range(2)), world=range(3))
@@ -71,16 +64,11 @@ def test_hostile_shapes_are_left_out() -> None:
     assert call.shapes[-1] == (3, 4)
 
 
-def test_a_path_that_is_not_utf_8_is_one_that_records_can_hold() -> None:
-    """A path's bytes that are not UTF-8, lone surrogates in the dump, are replaced, so that records can encode the
-    path."""
-    entry = {
-        "seq_id": 1,
-        "state": "scheduled",
-        "frames": [{"filename": "/a/tr\udcffin.py", "line": 3, "name": "step"}],
-    }
+def test_a_name_that_is_not_utf_8_is_one_that_records_can_hold() -> None:
+    """A name's bytes that are not UTF-8, lone surrogates in the dump, are replaced, so that records can encode it."""
+    entry = {"seq_id": 1, "state": "scheduled", "profiling_name": "gloo:tr\udcffin"}
     (call,) = read_dump(json.dumps({"version": "1.1", "entries": [entry]}).encode(), 0).calls
-    assert call.frame.encode() == b"tr?in.py:3 in step"
+    assert call.operation.encode() == b"gloo:tr?in"
 
 
 @given(

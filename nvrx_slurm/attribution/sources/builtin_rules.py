@@ -250,33 +250,27 @@ async def serve() -> None:
 
     reader, writer = await standard_streams(LINE_BYTES)
     settings = msgspec.json.decode(await reader.readline(), type=RulesSettings)
-    analyzer, problem, received = None, "", ReceivedFindings()
+    received = ReceivedFindings()
     # The job was submitted with good files. One that has broken since must not cost it the built-in rules.
     rules, wrong = usable_files([Path(rule) for rule in settings.rules])
-    try:
-        analyzer = Analyzer(rules=rules, llm=settings.llm, received=received)
-    except NvrxError as error:
-        problem = str(error)
-    else:
-        in_thread(analyzer.warm_up, "compile rules")
+    analyzer = Analyzer(rules=rules, llm=settings.llm, received=received)
+    in_thread(analyzer.warm_up, "compile rules")
     running: set[asyncio.Task[None]] = set()
     lines = msgspec.json.Decoder(RulesRequest | RulesFindings)
 
     async def answer(request: RulesRequest) -> None:
-        result = RulesResult(number=request.number, problem=problem)
-        if analyzer is not None:
-            try:
-                attribution = await analyzer.analyze(
-                    request.inquiry, timeout_s=request.timeout_s, whole=request.whole, decide_s=request.decide_s
-                )
-                if wrong:
-                    problems = filter(None, (attribution.problem, "rules of yours were not used", *map(str, wrong)))
-                    attribution = replace(attribution, problem="; ".join(problems))
-                result = RulesResult(number=request.number, attribution=attribution)
-            except IncompleteFindings as error:
-                result = RulesResult(number=request.number, problem=str(error), incomplete=True)
-            except NvrxError as error:
-                result = RulesResult(number=request.number, problem=str(error))
+        try:
+            attribution = await analyzer.analyze(
+                request.inquiry, timeout_s=request.timeout_s, whole=request.whole, decide_s=request.decide_s
+            )
+        except NvrxError as error:
+            is_incomplete = isinstance(error, IncompleteFindings)
+            result = RulesResult(number=request.number, problem=str(error), incomplete=is_incomplete)
+        else:
+            if wrong:
+                problems = filter(None, (attribution.problem, "rules of yours were not used", *map(str, wrong)))
+                attribution = replace(attribution, problem="; ".join(problems))
+            result = RulesResult(number=request.number, attribution=attribution)
         writer.write(msgspec.json.encode(result) + b"\n")
         await writer.drain()
 

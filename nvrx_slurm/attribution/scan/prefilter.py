@@ -49,11 +49,8 @@ def search_in_python(rules: Sequence[Rule], forms: str, kept: SealedFolder | Non
     """As `vectorscan.search`, by the rules' literals, one after the other, at some megabytes a second.
 
     It names every rule that Vectorscan names, and more. `re` decides what matches in either case, so the verdict is
-    the same. Nothing is compiled or kept. Raises ConfigError for a rule without literals.
+    the same. Nothing is compiled or kept.
     """
-    for rule in rules:
-        if not rule.literals or not all(rule.literals):
-            raise ConfigError(f"rule {rule.name} has no literals, so that no search can find it", key=rule.name)
     exact = [(number, rule.literals) for number, rule in enumerate(rules) if not rule.ignore_case]
     caseless = [(number, rule.literals) for number, rule in enumerate(rules) if rule.ignore_case]
 
@@ -73,7 +70,11 @@ class Prefilter:
     def __init__(
         self, catalogue: Catalogue, kept: SealedFolder | None = None, search: SearchFactory | None = None
     ) -> None:
-        """`kept`: where compiled rules are kept from process to process."""
+        """`kept`: where compiled rules are kept from process to process. Raises ConfigError for a rule without
+        literals."""
+        for rule in catalogue.rules:
+            if not rule.literals or not all(rule.literals):
+                raise ConfigError(f"rule {rule.name} has no literals, so that no search can find it", key=rule.name)
         self.rules = tuple(rule for rule in catalogue.rules if rule.role != "noise")
         self.noise = tuple(rule for rule in catalogue.rules if rule.role == "noise")
         self._search, self._kept = search or search_factory(), kept

@@ -19,7 +19,6 @@ from pathlib import Path
 import hyperscan
 
 from nvrx_slurm.attribution.rules.catalogue import Rule
-from nvrx_slurm.errors import ConfigError
 from nvrx_slurm.journal.sealed import SealedFolder
 
 NAME = "Vectorscan"
@@ -62,7 +61,7 @@ def search(
     the rules that may match lines of a text. It releases the interpreter's lock while it runs.
 
     `forms`: `selective`, `literals` or `patterns`, as the functions below. `kept`: where databases are kept from
-    process to process. Raises ConfigError for a rule without literals.
+    process to process.
     """
     form = {"selective": selective, "literals": literals, "patterns": patterns}[forms]
     name = digest_of(rules, form) if kept is not None else None
@@ -94,9 +93,7 @@ def _found(database: hyperscan.Database, scratch: hyperscan.Scratch, text: bytes
 def selective(rules: Sequence[Rule]) -> list[Expression]:
     """Costs least in a healthy log: a rule's literals where they are long, else its pattern."""
     return [
-        _literals_of(rule)
-        if rule.literals and min(map(len, rule.literals)) >= _SELECTIVE_BYTES
-        else _pattern_of(rule)
+        _literals_of(rule) if min(map(len, rule.literals)) >= _SELECTIVE_BYTES else _pattern_of(rule)
         for rule in rules
     ]
 
@@ -149,8 +146,6 @@ def _compile(expressions: Sequence[Expression]) -> hyperscan.Database:
 
 
 def _literals_of(rule: Rule) -> Expression:
-    if not rule.literals or not all(rule.literals):
-        raise ConfigError(f"rule {rule.name} has no literals, so that no search can find it", key=rule.name)
     texts = ("".join(f"\\x{byte:02x}" for byte in literal) for literal in rule.literals)
     return "|".join(texts).encode(), _FLAGS | _caseless(rule)
 

@@ -8,52 +8,53 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from nvrx_slurm.attribution.analyze.findings import Finding
-from nvrx_slurm.attribution.analyze.flight_recorder import COMPLETED, DEFAULT_GROUP, CollectiveCall, Dump
+from nvrx_slurm.attribution.analyze.flight_recorder import DEFAULT_GROUP, CollectiveCall, Dump
 from nvrx_slurm.attribution.scan import Scan
 from nvrx_slurm.journal.verdicts import MOST_RANKS, Attribution, Inquiry, Scope, Verdict
 
-StandstillKind = Literal["missing", "deadlock", "mismatch", "all_entered"]
+StandstillKind = Literal["missing", "deadlock", "mismatch"]
 
 # In other operations ranks may pass different shapes: only one rank has the list of a scatter or gather.
 _SHAPES_MUST_AGREE = ("all_reduce", "reduce_scatter_base", "allgather_base", "broadcast")
 _LINE_NUMBER = re.compile(r":(\d+) in ")
 _TIMED_OUT = re.compile(r"time(?:d\s?|-)?out", re.IGNORECASE)
-_FAULTS_OF_THE_PROGRAM = {"mismatch": "collective_mismatch", "deadlock": "collective_deadlock"}
+_FAULTS_OF_THE_PROGRAM: dict[StandstillKind | None, str] = {
+    "mismatch": "collective_mismatch",
+    "deadlock": "collective_deadlock",
+}
 
 
 class Standstill(msgspec.Struct, frozen=True):
     """Where the ranks stand still. `kind`:
 
-    missing      `ranks` have not entered the `call` that others wait in, and wait for no rank themselves
-    deadlock     ranks wait for each other, in different collectives
-    mismatch     `ranks` entered something else (operation or shape) under the same number
-    all_entered  every member is in the `call`, and it does not end: the network between them, or a GPU, is stuck
+    missing   `ranks` have not entered the `call` that others wait in, and wait for no rank themselves
+    deadlock  ranks wait for each other, in different collectives
+    mismatch  `ranks` entered something else (operation or shape) under the same number
     """
 
     kind: StandstillKind
     call: CollectiveCall
     ranks: tuple[int, ...]
-    waiting: tuple[int, ...]
 
 
 class MissingRanks(msgspec.Struct, frozen=True):
-    """`ranks` were waited for; `how` says in words how that is known. `standstill`: what the flight recorder shows.
-    `node`: they are all that this node has, and more than one."""
+    """`ranks` were waited for; `how` says in words how that is known. `kind`: what the flight recorder shows. `node`:
+    they are all that this node has, and more than one."""
 
     ranks: tuple[int, ...] = ()
     how: str = ""
-    standstill: Standstill | None = None
+    kind: StandstillKind | None = None
     node: str | None = None
 
 
-def standstill(dumps: Sequence[Dump], world: Sequence[int] = ()) -> Standstill | None:
+def standstill(dumps: Sequence[Dump], world: Collection[int] = ()) -> Standstill | None:
     """What holds the ranks up; None: the dumps do not show it. `world`: all ranks, if known."""
     inside = {dump.rank: call for dump in dumps if (call := dump.waits_in)}
     if not inside:
@@ -77,18 +78,11 @@ def standstill(dumps: Sequence[Dump], world: Sequence[int] = ()) -> Standstill |
         absent[group, seq] = tuple(rank for rank in members.get(group, ()) if rank not in entered)
     waits_for = {rank: absent[call.group, call.seq] for rank, call in inside.items()}
     waiters = [rank for rank, ranks in waits_for.items() if ranks]
-    if not waiters:
-        # Only a backend that reports completion can show that a collective did not complete.
-        if not any(call.state == COMPLETED for dump in dumps for call in dump.calls):
-            return None
-        return Standstill("all_entered", _usual_call(inside, inside), (), tuple(sorted(inside)))
+    if not waiters:  # every member is in the call, and it does not end: no rank holds up the others
+        return None
     missing = {rank for rank in waiters for rank in waits_for[rank]} - set(waiters)
-    kind: StandstillKind = "missing" if missing else "deadlock"
-    return Standstill(kind, _usual_call(inside, waiters), tuple(sorted(missing)), tuple(sorted(waiters)))
-
-
-def _usual_call(inside: Mapping[int, CollectiveCall], ranks: Iterable[int]) -> CollectiveCall:
-    return Counter(inside[rank] for rank in sorted(ranks)).most_common(1)[0][0]
+    usual = Counter(inside[rank] for rank in sorted(waiters)).most_common(1)[0][0]
+    return Standstill("missing" if missing else "deadlock", usual, tuple(sorted(missing)))
 
 
 def _mismatch(inside: Mapping[int, CollectiveCall]) -> Standstill | None:
@@ -106,8 +100,7 @@ def _mismatch(inside: Mapping[int, CollectiveCall]) -> Standstill | None:
         if len(natures) > 1:
             usual = natures.most_common(1)[0][0]
             odd = tuple(sorted(rank for rank, call in calls.items() if nature(call) != usual))
-            waiting = tuple(sorted(set(calls) - set(odd)))
-            return Standstill("mismatch", calls[waiting[0]], odd, waiting)
+            return Standstill("mismatch", calls[min(set(calls) - set(odd))], odd)
     return None
 
 
@@ -120,15 +113,14 @@ def missing_ranks(
 ) -> MissingRanks:
     """By the surest source that shows any. `stacks`: rank → innermost frame of its main thread."""
     world = known_ranks(inquiry, scan)
-    still = standstill(dumps, sorted(world)) if dumps else None
-    if still is not None and still.kind != "all_entered":
+    if (still := standstill(dumps, world)) is not None:
         how = {
             "missing": f"the flight recorder shows that the others wait in {still.call.words}",
             "deadlock": "the flight recorder shows ranks that wait for each other in different collectives",
             "mismatch": "the flight recorder shows another operation there,"
             f" where the others are in {still.call.words}",
         }
-        return MissingRanks(still.ranks, how[still.kind], still)
+        return MissingRanks(still.ranks, how[still.kind], still.kind)
 
     # Ranks whose main thread is in another function than that of three in four of all.
     places = {rank: _LINE_NUMBER.sub(" in ", frame) for rank, frame in (stacks or {}).items()}
@@ -137,7 +129,7 @@ def missing_ranks(
         usual, count = Counter(places.values()).most_common(1)[0]
         if _is_few(len(places) - count, len(places)):
             elsewhere = tuple(sorted(rank for rank, place in places.items() if place != usual))
-            return MissingRanks(elsewhere, f"its stack is elsewhere than the others': {stacks[elsewhere[0]]}", still)
+            return MissingRanks(elsewhere, f"its stack is elsewhere than the others': {stacks[elsewhere[0]]}")
 
     # Ranks that another rank's line says it waits for, such as `Rank 2 failed to pass monitoredBarrier`.
     named = set[int]()
@@ -148,29 +140,28 @@ def missing_ranks(
         if each.rank != writer:
             named.add(each.rank)
     if named:
-        return MissingRanks(tuple(sorted(named)), "others name it", still)
+        return MissingRanks(tuple(sorted(named)), "others name it")
 
     # Ranks that report no timeout, where others do: they may never have entered what the others waited in.
     loud = {each.rank for each in found if is_timeout(each) and each.rank is not None}
     silent = tuple(sorted(world - loud)) if loud else ()
     nodes = {inquiry.node_of(rank) for rank in silent}
     if len(nodes) == 1 and len(silent) == inquiry.workers_per_node > 1 and (node := nodes.pop()) is not None:
-        return MissingRanks(silent, f"no rank of {node} reports a timeout", still, node)
+        return MissingRanks(silent, f"no rank of {node} reports a timeout", node=node)
     if _is_few(len(silent), len(world)):
-        return MissingRanks(silent, "all others report a timeout", still)
-    return MissingRanks(standstill=still)
+        return MissingRanks(silent, "all others report a timeout")
+    return MissingRanks()
 
 
 def refined(answer: Attribution, missing: MissingRanks) -> Attribution:
     """An answer that knows only symptoms, completed by who was missing: a lost node, or ranks that disagree about
     which collective is next. Such ranks have a bug, but a restart may avoid it."""
-    kind = missing.standstill.kind if missing.standstill is not None else ""
-    if kind in _FAULTS_OF_THE_PROGRAM:
+    if missing.kind in _FAULTS_OF_THE_PROGRAM:
         return replace(
             answer,
             verdict=Verdict.UNKNOWN,
             transient=None,
-            fault=_FAULTS_OF_THE_PROGRAM[kind],
+            fault=_FAULTS_OF_THE_PROGRAM[missing.kind],
             scope=Scope.USER_CODE,
             ranks=missing.ranks,
         )

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import stat
-import sys
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -142,8 +142,7 @@ def check_listener(url: str) -> None:
     for each in (*every, *mapped):
         # As the kernel writes an address there: 32-bit words in the machine's own byte order.
         packed = ipaddress.ip_address(each).packed
-        words = [packed[start : start + 4] for start in range(0, len(packed), 4)]
-        places.add("".join((word[::-1] if sys.byteorder == "little" else word).hex().upper() for word in words))
+        places.add("".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)))
     port = f"{number:04X}"
     for name in ("tcp", "tcp6"):
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from nvrx_slurm.attribution.rules.catalogue import Catalogue, Rule
 from nvrx_slurm.errors import ConfigError
@@ -24,10 +23,8 @@ _one_at_a_time = threading.Lock()
 Search = Callable[[bytes], list[int]]
 
 
-class SearchFactory(Protocol):
-    """`vectorscan.search`, or `search_in_python`; the former says what it takes."""
-
-    def __call__(self, rules: Sequence[Rule], forms: str, kept: SealedFolder | None) -> Callable[[], Search]: ...
+# `vectorscan.search`, or `search_in_python`; the former says what it takes.
+SearchFactory = Callable[[Sequence[Rule], str, SealedFolder | None], Callable[[], Search]]
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nvrx_slurm.attribution.sources.base import FindingsTaker, Source
+from nvrx_slurm.attribution.sources.guard import GuardedSource
 from nvrx_slurm.journal.verdicts import AgentFindings, Attribution, FailureKey, Inquiry, Verdict, VerdictRecord
 from nvrx_slurm.util import tasks
 from nvrx_slurm.util.log import get_logger
@@ -71,7 +71,7 @@ class SourceBroker:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[GuardedSource],
         afterwards: Callable[[], DecisionListener],
         *,
         timeout_s: float,
@@ -113,10 +113,9 @@ class SourceBroker:
             self._cases[key].settled.set()
 
     def found(self, findings: AgentFindings) -> None:
-        """An agent has read its node's logs. Sources that read all logs themselves need not know."""
+        """An agent has read its node's logs."""
         for source in self._sources:
-            if isinstance(source, FindingsTaker):
-                source.found(findings)
+            source.found(findings)
 
     def judged(self, judged: VerdictRecord) -> None:
         """Inform others of a decision, once all sources have answered."""

@@ -23,7 +23,7 @@ __all__ = ["Source", "sources_of"]
 SETTLE_SHARE = 0.8
 
 
-def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[Source]:
+def sources_of(plan: AttributionSpec, *, folder: Path, clock: Clock) -> list[GuardedSource]:
     """The sources of a plan, in the order of `plan.sources`; each answers in time, and raises nothing.
 
     `folder`: the job's. What a source needs beyond the core dependencies is loaded when it is first asked.

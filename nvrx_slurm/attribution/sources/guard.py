@@ -117,7 +117,7 @@ class GuardedSource:
         return trimmed(replace(answer, source=self.name, latency_s=self._clock.monotonic() - began))
 
     def found(self, findings: AgentFindings) -> None:
-        """Pass on what an agent has found, to a source that takes it."""
+        """Pass on what an agent has found, to a source that takes it: others read all logs themselves."""
         if isinstance(self._source, FindingsTaker):
             self._source.found(findings)
 

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -38,7 +38,8 @@ MOST_PROBLEMS = 20
 LONGEST_PROBLEM = 1000
 LONGEST_GROUP = 1000
 
-KINDS = {"p": Nature.PROGRESS, "c": Nature.CRASH, "r": Nature.RECOVERED, "-": Nature.CALM}
+KindLetter = Literal["p", "c", "r", "-"]
+KINDS: dict[KindLetter, Nature] = {"p": Nature.PROGRESS, "c": Nature.CRASH, "r": Nature.RECOVERED, "-": Nature.CALM}
 _LETTERS = {kind: letter for letter, kind in KINDS.items()}
 
 # A line of each kind: it stands for one of a file's last lines, of which only the kind matters.
@@ -78,7 +79,7 @@ class FileFindings(Wire, frozen=True, kw_only=True):
     size_bytes: Step = 0
     lines: tuple[FoundLine, ...] = ()
     ending: Annotated[tuple[_Text, ...], Meta(max_length=TAIL_LINES)] = ()
-    after: tuple[tuple[Step, str, int | None, Count], ...] = ()
+    after: tuple[tuple[Step, KindLetter, int | None, Count], ...] = ()
     head: _Text = ""
     first_t: _Finite | None = None
     last_t: _Finite | None = None
@@ -231,12 +232,9 @@ def restored(
                 raise MalformedRecord(f"findings by a rule {line.rule!r}, which the broker does not have")
             hits.append(Hit(log, line.line, line.text, rule, line.rank, line.node, line.t, line.groups, line.offset))
         if each.after:
-            try:
-                tails[str(log.path)] = tuple(
-                    TailLine(offset, "", rank, times, KINDS[letter]) for offset, letter, rank, times in each.after
-                )
-            except KeyError as error:
-                raise MalformedRecord(f"findings with lines of an unknown kind: {error}") from None
+            tails[str(log.path)] = tuple(
+                TailLine(offset, "", rank, times, KINDS[letter]) for offset, letter, rank, times in each.after
+            )
         if each.frame is not None and log.rank is not None and log.kind == "stacks":
             stacks[log.rank] = each.frame
     return Scan(tuple(hits), tuple(logs), reads, found.problems), SideEvidence(tails=tails, stacks=stacks)

@@ -9,10 +9,10 @@ import asyncio
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -58,19 +58,20 @@ Identity = tuple[bytes, tuple[tuple[int, int, int, int], ...]]
 _Gather = Callable[..., AnalysisResult]
 
 
-class _Computation(msgspec.Struct, eq=False):
+class _Computation:
     """One analysis and those who wait for it. `rules_say` is set before the language model answers."""
 
-    task: asyncio.Task[Attribution] | None = None
-    stop: threading.Event = msgspec.field(default_factory=threading.Event)
-    askers: int = 0
-    rules_say: Attribution | None = None
+    def __init__(self, compute: Callable[[_Computation], Coroutine[Any, Any, Attribution]]) -> None:
+        self.stop, self.askers = threading.Event(), 0
+        self.rules_say: Attribution | None = None
+        self.task = asyncio.ensure_future(compute(self))
+        # Retrieve the exception: all askers may have left.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def end(self) -> None:
         # Both: the thread that reads looks at `stop` alone, and a request to the language model ends with the task.
         self.stop.set()
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
 
 
 class Analyzer:
@@ -131,12 +132,8 @@ class Analyzer:
                 if self._closed:
                     raise SourceError("the analyzer is closed")
                 if (computation := self._running.get(identity)) is None:
-                    computation = self._running[identity] = _Computation()
-                    work = self._compute(computation, identity, inquiry, logs, gathers)
-                    computation.task = asyncio.ensure_future(work)
-                    # Retrieve the exception: all askers may have left.
-                    computation.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                assert computation.task is not None
+                    compute = partial(self._compute, identity=identity, inquiry=inquiry, logs=logs, gathers=gathers)
+                    computation = self._running[identity] = _Computation(compute)
                 computation.askers += 1
                 try:
                     answer = await asyncio.shield(computation.task)
@@ -162,10 +159,10 @@ class Analyzer:
     async def close(self) -> None:
         """End all computations; each asker that waits for one gets a SourceError."""
         self._closed = True
-        running = [each for each in self._running.values() if each.task is not None]
+        running = list(self._running.values())
         for each in running:
             each.end()
-        await asyncio.gather(*(each.task for each in running if each.task), return_exceptions=True)
+        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
         if self._llm is not None:
             await self._llm.close()
 

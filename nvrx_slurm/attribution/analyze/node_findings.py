@@ -149,10 +149,10 @@ def found_in(node: str, folder: Path, scan: Scan, side: SideEvidence, catalogue:
 
 
 def _found_line(hit: Hit) -> FoundLine:
-    # Of the frames the first one is what makes two failures the same.
+    # Of the frames the innermost is what makes two failures the same.
     groups = {name: hit.groups[name] for name in _GROUPS if name in hit.groups}
     if "frames" in groups:
-        groups["frames"] = groups["frames"].partition("|")[0]
+        groups["frames"] = groups["frames"].rpartition("|")[2]
     return FoundLine(
         line=hit.line,
         text=hit.text,

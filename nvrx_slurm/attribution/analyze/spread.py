@@ -56,7 +56,7 @@ class Spread(msgspec.Struct, frozen=True):
 def fingerprint(fault: str, primary: Evidence, frames: str = "") -> str:
     """What makes two failures the same: class, words of the line without their numbers, innermost frame."""
     words = _NUMBERS.sub("#", _FOLDERS.sub("/", primary.text))[:_LONGEST]
-    return f"{fault}|{words}|{frames.partition('|')[0]}"
+    return f"{fault}|{words}|{frames.rpartition('|')[2]}"
 
 
 def spread(cause: Finding, found: Sequence[Finding], inquiry: Inquiry, scan: Scan) -> Spread:

@@ -16,7 +16,9 @@ def test_numbers_and_folders_do_not_distinguish_two_failures() -> None:
     one = Evidence(file="/a", line=3, text="Segmentation fault at 0x7f3a, see /home/me/core.11")
     two = Evidence(file="/b", line=9, text="Segmentation fault at 0x55, see /scratch/core.4711")
     assert fingerprint("segfault", one) == fingerprint("segfault", two)
-    assert fingerprint("segfault", one, "a.py:3 in f") != fingerprint("segfault", two, "b.py:3 in g")
+    of_f, of_g = (f"train.py:9 in <module>|{frame}" for frame in ("a.py:3 in f", "b.py:3 in g"))
+    assert fingerprint("segfault", one, of_f) != fingerprint("segfault", two, of_g)
+    assert fingerprint("segfault", one, of_f) == fingerprint("segfault", two, "main.py:1 in <module>|a.py:3 in f")
 
 
 @pytest.mark.parametrize(

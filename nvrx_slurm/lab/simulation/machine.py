@@ -18,10 +18,9 @@ from nvrx_slurm.journal.restarts import InProcessRestart
 from nvrx_slurm.lab.simulation.process import Held, SimulatedProcess
 from nvrx_slurm.lab.simulation.sockets import ConnectionEnd, HandshakeStream, SimulatedFenceSocket
 from nvrx_slurm.lab.simulation.supervisor import SupervisedWorkers
-from nvrx_slurm.lab.simulation.valkey_keyspace import identity_of
 from nvrx_slurm.lab.simulation.workers import SimulatedWorker
 from nvrx_slurm.liveness import connection as liveness
-from nvrx_slurm.store.client import StoreClient
+from nvrx_slurm.store.client import StoreClient, place_of
 from nvrx_slurm.workload.slot import Reading
 
 if TYPE_CHECKING:
@@ -118,11 +117,6 @@ class AgentStore(StoreClient):
                 is_copy = fields[1] == sealed and identity != original
                 if order is not None and is_copy and place_of(original) > place_of(self.began_at or "0-0"):
                     self._run.promises.obeyed_twice(self._node, order)
-
-
-def place_of(identity: str) -> tuple[int, int]:
-    """Where in a stream an item stands, by its id."""
-    return identity_of(identity.encode())
 
 
 class SimulatedMachine:

@@ -12,7 +12,6 @@ from nvrx_slurm.jobspec.model import OnFailure
 from nvrx_slurm.jobspec.plan import Plan, RolePlan
 from nvrx_slurm.journal.records import DrainAsked, Shutdown
 from nvrx_slurm.journal.verdicts import Attribution
-from nvrx_slurm.util.ids import replica_id
 
 
 class NodeState(StrEnum):
@@ -204,9 +203,5 @@ class ControlState(msgspec.Struct):
 
 def new_job(plan: Plan) -> ControlState:
     """A job of which nothing has happened yet."""
-    job = ControlState(plan=plan)
-    for role in plan.roles:
-        for index in range(role.replicas):
-            identity = replica_id(role.name, index)
-            job.replicas[identity] = Replica(id=identity, role=role)
-    return job
+    replicas = {identity: Replica(id=identity, role=role) for identity, role in plan.replica_roles.items()}
+    return ControlState(plan=plan, replicas=replicas)

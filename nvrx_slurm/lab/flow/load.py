@@ -39,7 +39,6 @@ from nvrx_slurm.lab.flow.patterns import Equals, EventPattern
 from nvrx_slurm.lab.flow.problems import Problems, nearest
 from nvrx_slurm.report.words import plural
 from nvrx_slurm.util.durations import words
-from nvrx_slurm.util.ids import replica_id
 
 # ------------------------------------------------------------------------------------- the keys of the file
 
@@ -331,11 +330,7 @@ def _check_known(problems: Problems, names: Iterable[str], known: Set[str], line
 
 def _check_job(problems: Problems, faults: Sequence[Fault], expect: Sequence[Expectation], job: Plan) -> None:
     """Every rank, spare and replica that is named is one of the job's."""
-    sizes = {
-        replica_id(role.name, index): role.nodes_per_replica * role.workers_per_node
-        for role in job.roles
-        for index in range(role.replicas)
-    }
+    sizes = {replica: role.world_size for replica, role in job.replica_roles.items()}
     for fault in faults:
         replica, spare = fault.arguments.get("replica"), fault.arguments.get("spare")
         rank = fault.arguments.get("rank", fault.arguments.get("of_rank"))

@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 
 from nvrx_slurm.jobspec.env import GitHub
-from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, Status, SuiteOutcome
+from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
 from nvrx_slurm.lab.flow.report_text import (
-    STATUS_WORDS,
+    STYLES,
     WELL,
     block,
     facts,
@@ -83,7 +83,7 @@ def annotate(outcome: SuiteOutcome, workspace: Path | None) -> list[str]:
         properties = {
             "file": path_from(workspace, first.file if first else flow.file),
             "line": str(first.line if first else flow.line),
-            "title": f"{flow.name} {STATUS_WORDS[flow.status]} on {flow.stage}",
+            "title": f"{flow.name} {STYLES[flow.status].word} on {flow.stage}",
         }
         # Of a property also `:` and `,` are escaped, which would end it.
         escaped = [
@@ -144,15 +144,6 @@ def output_text(values: Mapping[str, str], token: str) -> str:
 # Of one step's summary. GitHub drops the whole page of a step that writes more.
 LIMIT_BYTES = 1 << 20
 
-MARKS: dict[Status, str] = {
-    "passed": "✅",
-    "flaky": "⚠️",
-    "failed": "❌",
-    "broken": "💥",
-    "out_of_time": "⌛",
-    "interrupted": "🛑",
-    "left_out": "➖",
-}
 LONGEST_CELL = 300
 SPARE_BYTES = 300  # for the sentence that says what was cut
 COLUMNS = ("", "flow", "stage", "attempts", "took", "recovered in", "note")
@@ -174,7 +165,7 @@ def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = 
     for flow in flows:
         last = flow.attempts[-1] if flow.attempts else None
         cells = (
-            MARKS[flow.status],
+            STYLES[flow.status].emoji,
             f"<b>{_cell(flow.name)}</b>",
             _cell(flow.stage),
             str(len(flow.attempts)),
@@ -245,8 +236,9 @@ def _cell(text: str) -> str:
 
 
 def _details(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None, journal: tuple[str, ...]) -> str:
-    title = f"{MARKS[attempt.verdict]} <b>{_cell(flow.name)}</b>: {_cell(facts(flow, attempt))}"
-    lines = [STATUS_WORDS[attempt.verdict]]
+    style = STYLES[attempt.verdict]
+    title = f"{style.emoji} <b>{_cell(flow.name)}</b>: {_cell(facts(flow, attempt))}"
+    lines = [style.word]
     for finding in attempt.findings:
         lines += [f"{place(finding, base)}: {finding.message}", *(f"    {line}" for line in finding.detail)]
     lines += ["", *journal] if journal else []

@@ -30,7 +30,7 @@ def page(outcome: SuiteOutcome, base: Path | None = None, *, file: Path | None =
     it will lie, from which links to the pages of jobs are relative."""
     environment = Environment(loader=FileSystemLoader(PAGE), undefined=StrictUndefined, autoescape=True)
     environment.trim_blocks = environment.lstrip_blocks = True
-    environment.globals.update(AXIS=AXIS, WORDS=words.STATUS_WORDS)
+    environment.globals.update(AXIS=AXIS, WORDS={status: style.word for status, style in words.STYLES.items()})
     environment.filters.update(
         seconds=seconds,
         recovery=words.recovery,

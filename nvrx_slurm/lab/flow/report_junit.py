@@ -24,7 +24,7 @@ from junitparser.xunit2 import (
 )
 
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
-from nvrx_slurm.lab.flow.report_text import STATUS_WORDS, block, facts, not_passed, path_from, place, plain
+from nvrx_slurm.lab.flow.report_text import STYLES, block, facts, not_passed, path_from, place, plain
 
 
 def document(outcome: SuiteOutcome, hostname: str, base: Path | None = None) -> str:
@@ -91,7 +91,7 @@ def _interim(
 
 def _message_and_kind(attempt: FlowAttempt) -> tuple[str, str]:
     if not attempt.findings:
-        return STATUS_WORDS[attempt.verdict], attempt.verdict
+        return STYLES[attempt.verdict].word, attempt.verdict
     return plain(attempt.findings[0].message), attempt.findings[0].kind
 
 

@@ -7,6 +7,7 @@ with `click.echo`, which drops colours in a pipe.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,30 +16,47 @@ from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowFinding, FlowOutcome, S
 from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.util.sanitize import uncoloured
 
-MARKS: dict[Status, tuple[str, str]] = {
-    "passed": ("✓", "green"),
-    "flaky": ("~", "yellow"),
-    "failed": ("✗", "red"),
-    "broken": ("!", "red"),
-    "out_of_time": ("…", "red"),
-    "interrupted": ("■", "magenta"),
-    "left_out": ("-", "bright_black"),
+
+@dataclass(frozen=True, slots=True)
+class StatusStyle:
+    """How reports show a status: its word, its mark in a terminal with that mark's colour, its emoji."""
+
+    word: str
+    mark: str
+    color: str
+    emoji: str
+
+
+# In the order in which a summary counts them.
+STYLES: dict[Status, StatusStyle] = {
+    "passed": StatusStyle("passed", "✓", "green", "✅"),
+    "flaky": StatusStyle("flaky", "~", "yellow", "⚠️"),
+    "failed": StatusStyle("failed", "✗", "red", "❌"),
+    "broken": StatusStyle("could not run", "!", "red", "💥"),
+    "out_of_time": StatusStyle("out of time", "…", "red", "⌛"),
+    "interrupted": StatusStyle("interrupted", "■", "magenta", "🛑"),
+    "left_out": StatusStyle("left out", "-", "bright_black", "➖"),
 }
+
+# What leaves the suite's exit code at 0.
+WELL: frozenset[Status] = frozenset({"passed", "flaky", "left_out"})
+
+MOST_RECOVERIES = 2
 NAME_WIDTH = 32
 TIME_WIDTH = 7
 
 
 def flow_line(flow: FlowOutcome) -> str:
     """`✓ spare-takes-over   6.31 s  recovered in 642 ms`: a flow, as it ends."""
-    mark, color = MARKS[flow.status]
+    style = STYLES[flow.status]
     took = seconds(flow.took_s) if flow.attempts else ""
-    start = f"{click.style(mark, fg=color)} {plain(flow.name):<{NAME_WIDTH}} {took:>{TIME_WIDTH}}"
+    start = f"{click.style(style.mark, fg=style.color)} {plain(flow.name):<{NAME_WIDTH}} {took:>{TIME_WIDTH}}"
     notes = []
     if flow.attempts and flow.attempts[-1].recoveries_s:
         notes.append(f"recovered in {recovery(flow.attempts[-1])}")
     if flow.status != "passed":
-        word, why = STATUS_WORDS[flow.status], plain(headline(flow))
-        notes.append(click.style(word, fg=color) + ("" if why == word else f": {why}"))
+        why = plain(headline(flow))
+        notes.append(click.style(style.word, fg=style.color) + ("" if why == style.word else f": {why}"))
     return f"{start}  {'; '.join(notes)}".rstrip()
 
 
@@ -49,9 +67,9 @@ def findings(flow: FlowOutcome, base: Path | None = None) -> list[str]:
 
 def of_attempt(flow: FlowOutcome, attempt: FlowAttempt, base: Path | None = None) -> list[str]:
     """The same for one attempt."""
-    _, color = MARKS[attempt.verdict]
-    title = f"{plain(flow.name)} {STATUS_WORDS[attempt.verdict]}"
-    lines = [f"{click.style(title, fg=color, bold=True)} ({plain(facts(flow, attempt))})"]
+    style = STYLES[attempt.verdict]
+    title = click.style(f"{plain(flow.name)} {style.word}", fg=style.color, bold=True)
+    lines = [f"{title} ({plain(facts(flow, attempt))})"]
     for finding in attempt.findings:
         lines.append(f"  {plain(place(finding, base))}: {plain(finding.message)}")
         lines += [f"    │ {plain(line)}".rstrip() for line in finding.detail]
@@ -72,28 +90,11 @@ def closing(outcome: SuiteOutcome, base: Path | None = None) -> list[str]:
 def summary(outcome: SuiteOutcome) -> str:
     """`24 passed, 1 flaky, 1 failed on dev in 4m 10s`."""
     parts = [
-        click.style(f"{count} {STATUS_WORDS[status]}", fg=MARKS[status][1], bold=status not in WELL)
+        click.style(f"{count} {STYLES[status].word}", fg=STYLES[status].color, bold=status not in WELL)
         for status, count in counts(outcome).items()
     ]
     note = f" ({plain(outcome.note)})" if outcome.note else ""
     return f"{', '.join(parts) or 'no flow'} on {outcome.stage} in {seconds(outcome.took_s)}{note}"
-
-
-# In the order in which a summary counts them.
-STATUS_WORDS: dict[Status, str] = {
-    "passed": "passed",
-    "flaky": "flaky",
-    "failed": "failed",
-    "broken": "could not run",
-    "out_of_time": "out of time",
-    "interrupted": "interrupted",
-    "left_out": "left out",
-}
-
-# What leaves the suite's exit code at 0.
-WELL: frozenset[Status] = frozenset({"passed", "flaky", "left_out"})
-
-MOST_RECOVERIES = 2
 
 
 def plain(text: str) -> str:
@@ -114,12 +115,12 @@ def worst_first(outcome: SuiteOutcome) -> list[FlowOutcome]:
 def counts(outcome: SuiteOutcome) -> dict[Status, int]:
     """How many flows went which way; none of a kind is not named."""
     found = Counter(flow.status for flow in outcome.flows)
-    return {status: found[status] for status in STATUS_WORDS if found[status]}
+    return {status: found[status] for status in STYLES if found[status]}
 
 
 def in_all(outcome: SuiteOutcome) -> str:
     """`24 passed, 1 flaky, 1 failed`."""
-    return ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in counts(outcome).items()) or "no flow"
+    return ", ".join(f"{count} {STYLES[status].word}" for status, count in counts(outcome).items()) or "no flow"
 
 
 def place(finding: FlowFinding, base: Path | None = None) -> str:
@@ -160,12 +161,12 @@ def headline(flow: FlowOutcome) -> str:
         return flow.left_out
     if flow.status == "passed":
         return flow.about
-    unwell = [attempt for attempt in flow.attempts if attempt.verdict != "passed"]
+    unwell = not_passed(flow)
     said = [finding.message for attempt in reversed(unwell) for finding in attempt.findings]
     if flow.status == "flaky":
         again = f"passed at attempt {len(flow.attempts)}, after {plural(len(unwell), 'failure')}"
         return f"{again}: {said[0]}" if said else again
-    return said[0] if said else STATUS_WORDS[flow.status]
+    return said[0] if said else STYLES[flow.status].word
 
 
 def not_passed(flow: FlowOutcome) -> list[FlowAttempt]:

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -36,32 +35,24 @@ from nvrx_slurm.lab.flow.report_text import (
 from nvrx_slurm.report.words import plural, seconds
 from nvrx_slurm.util.terminal import as_is
 
-Tails = Callable[[FlowAttempt], Mapping[str, Sequence[str]]]
 
-
-def announce(
-    outcome: SuiteOutcome, places: GitHub, artifacts: Path, say: Callable[[str], object] | None = None
-) -> None:
-    """Report to GitHub: commands through `say`, the summary and the outputs in the files that it names.
+def announce(outcome: SuiteOutcome, places: GitHub, artifacts: Path) -> None:
+    """Report to GitHub: commands on standard output, the summary and the outputs in the files that it names.
 
     The files are appended to: earlier commands of the same step may have written there. Raises OSError.
     """
-
-    def to_runner(line: str) -> None:
-        # The runner carries these lines out, so they must not be escaped as other output is.
-        as_is(sys.stdout).write(line + "\n")
-        sys.stdout.flush()
-
     # Unknown to the jobs whose logs are printed: a log that knew it could end the quotation and give commands.
     token = secrets.token_hex(16)
-    for line in (*groups(outcome, token, log_tails), *annotate(outcome, places.workspace)):
-        (say or to_runner)(line)
+    for line in (*groups(outcome, token), *annotate(outcome, places.workspace)):
+        # The runner carries these lines out, so they must not be escaped as other output is.
+        as_is(sys.stdout).write(line + "\n")
+    sys.stdout.flush()
     texts: list[tuple[Path, str]] = []
     if places.step_summary:
         written = places.step_summary.stat().st_size if places.step_summary.exists() else 0
         texts.append((places.step_summary, markdown(outcome, places.workspace, LIMIT_BYTES - written)))
     if places.output:
-        texts.append((places.output, output_text(outputs(outcome, artifacts), token)))
+        texts.append((places.output, outputs(outcome, artifacts, token)))
     for path, text in texts:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -99,45 +90,39 @@ def _as_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def groups(outcome: SuiteOutcome, token: str, tails: Tails = lambda attempt: {}) -> list[str]:
-    """One fold of the log for each attempt that did not pass: findings, the journal, the ends of the logs."""
+def groups(outcome: SuiteOutcome, token: str) -> list[str]:
+    """One fold of the log for each attempt that did not pass: findings, the journal, the ends of the logs.
+
+    `token`: something that those who wrote the logs cannot know.
+    """
     lines = []
     for flow in outcome.flows:
         for attempt in not_passed(flow):
-            lines.append(f"::group::{_as_data(plain(f'{flow.name}: {facts(flow, attempt)}'))}")
             text = [click.unstyle(line) for line in of_attempt(flow, attempt)]
-            for title, below in {"journal": attempt.excerpt, **tails(attempt)}.items():
+            for title, below in {"journal": attempt.excerpt, **log_tails(attempt)}.items():
                 text += ["", plain(title), *(f"  {plain(line)}" for line in below)]
-            lines += quoted(text, token)
-            lines.append("::endgroup::")
+            title = _as_data(plain(f"{flow.name}: {facts(flow, attempt)}"))
+            # The runner prints the text and does not carry it out: a log may hold `::error::` or `##[group]` itself.
+            lines += [f"::group::{title}", f"::stop-commands::{token}", *text, f"::{token}::", "::endgroup::"]
     return lines
 
 
-def quoted(lines: Iterable[str], token: str) -> list[str]:
-    """Lines that the runner prints and does not carry out: a job's log may hold `::error::` or `##[group]` itself.
+def outputs(outcome: SuiteOutcome, artifacts: Path, token: str) -> str:
+    """What later steps can read as `steps.<id>.outputs.<name>`, in the form that `$GITHUB_OUTPUT` wants.
 
-    `token`: something that those who wrote the lines cannot know.
+    `token`: a line that no value can hold.
     """
-    return [f"::stop-commands::{token}", *lines, f"::{token}::"]
-
-
-def outputs(outcome: SuiteOutcome, artifacts: Path) -> dict[str, str]:
-    """What later steps can read as `steps.<id>.outputs.<name>`."""
     statuses = [flow.status for flow in outcome.flows]
     jobs = [attempt.job_id for flow in outcome.flows for attempt in flow.attempts if attempt.job_id is not None]
-    return {
-        "passed": str(statuses.count("passed")),
-        "flaky": str(statuses.count("flaky")),
-        "failed": str(sum(status not in WELL for status in statuses)),
-        "left_out": str(statuses.count("left_out")),
-        "exit_code": str(outcome.exit_code),
-        "artifacts": str(artifacts),
+    values = {
+        "passed": statuses.count("passed"),
+        "flaky": statuses.count("flaky"),
+        "failed": sum(status not in WELL for status in statuses),
+        "left_out": statuses.count("left_out"),
+        "exit_code": outcome.exit_code,
+        "artifacts": artifacts,
         "job_ids": " ".join(jobs),
     }
-
-
-def output_text(values: Mapping[str, str], token: str) -> str:
-    """The form that `$GITHUB_OUTPUT` wants. `token`: a line that no value can hold."""
     return "".join(f"{name}<<{token}\n{value}\n{token}\n" for name, value in values.items())
 
 
@@ -186,7 +171,7 @@ def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = 
         else:
             without_details.append(flow)
     for index, flow in places:
-        page.swap(index, "".join(_details(flow, each, base, each.excerpt) for each in not_passed(flow)))
+        page.add("".join(_details(flow, each, base, each.excerpt) for each in not_passed(flow)), instead_of=index)
     lost = [
         f"{plural(len(missing), 'flow')} without {what}"
         for missing, what in ((without_line, "a line in the table"), (without_details, "details"))
@@ -203,20 +188,16 @@ class _BoundedText:
         self.parts: list[str] = []
         self._room = room_bytes
 
-    def add(self, part: str) -> bool:
-        """False: it does not fit, and nothing has changed."""
-        self.parts.append("")
-        if self.swap(len(self.parts) - 1, part):
-            return True
-        self.parts.pop()
-        return False
-
-    def swap(self, index: int, part: str) -> bool:
-        """Put a part in another's place; false as above."""
-        room = self._room + _bytes(self.parts[index]) - _bytes(part)
+    def add(self, part: str, instead_of: int | None = None) -> bool:
+        """Add a part at the end, or in the place of another. False: it does not fit, and nothing has changed."""
+        room = self._room - _bytes(part) + (0 if instead_of is None else _bytes(self.parts[instead_of]))
         if room < 0:
             return False
-        self.parts[index], self._room = part, room
+        self._room = room
+        if instead_of is None:
+            self.parts.append(part)
+        else:
+            self.parts[instead_of] = part
         return True
 
 

@@ -57,11 +57,12 @@ def test_errors_come_before_warnings() -> None:
     assert [line.split(" ")[0] for line in told] == ["::error"] * 5 + ["::warning"]
 
 
-def test_a_group_folds_the_log_of_each_bad_attempt() -> None:
+def test_a_group_folds_the_log_of_each_bad_attempt(tmp_path: Path) -> None:
     """Each attempt has one group with findings, journal and the ends of the logs, in which the runner executes no
     command."""
-    tails = {"job.log": ("::error::not ours", "##[group]nor this")}
-    lines = report_github.groups(suite(flow("happy", attempt()), flow("bad", unwell())), "secret", lambda _: tails)
+    (tmp_path / "job.log").write_text("::error::not ours\n##[group]nor this\n")
+    bad = flow("bad", unwell(artifacts=str(tmp_path)))
+    lines = report_github.groups(suite(flow("happy", attempt()), bad), "secret")
     assert lines[:2] == ["::group::bad: dev, job 17, exit code 0, 6.30 s", "::stop-commands::secret"]
     assert lines[-2:] == ["::secret::", "::endgroup::"]
     inside = lines[2:-2]
@@ -121,14 +122,13 @@ def test_the_summary_keeps_githubs_limit(flows: int, lines: int, said: str | Non
     assert page.count("<details>") == page.count("</details>")
 
 
-def test_all_is_written_where_github_reads_it(tmp_path: Path) -> None:
-    """Summary and outputs are appended to those of the step so far; commands are passed to `say`."""
+def test_all_is_written_where_github_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Summary and outputs are appended to those of the step so far; commands are printed."""
     places = GitHub(tmp_path, tmp_path / "summary.md", tmp_path / "output")
     for path in (tmp_path / "summary.md", tmp_path / "output"):
         path.write_text("before\n")
-    said: list[str] = []
-    report_github.announce(of_every_kind(), places, Path("nvrx-ci/run"), said.append)
-    assert sum(line.startswith("::error ") for line in said) == 5
+    report_github.announce(of_every_kind(), places, Path("nvrx-ci/run"))
+    assert sum(line.startswith("::error ") for line in capsys.readouterr().out.splitlines()) == 5
     assert (tmp_path / "summary.md").read_text().startswith("before\n## 1 passed, 1 flaky, 2 failed")
     output = (tmp_path / "output").read_text()
     assert output.startswith("before\n")
@@ -153,7 +153,7 @@ def test_a_full_summary_is_left_as_it_is(tmp_path: Path) -> None:
     """If a step has used up its summary, nothing is added: GitHub would drop all of it."""
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * report_github.LIMIT_BYTES)
-    report_github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path, lambda line: None)
+    report_github.announce(of_every_kind(), GitHub(step_summary=summary), tmp_path)
     assert summary.stat().st_size == report_github.LIMIT_BYTES
 
 

@@ -13,12 +13,12 @@ from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.journal.records import Entry
 from nvrx_slurm.lab.flow.matching import FlowMatcher
-from nvrx_slurm.lab.flow.model import Flow
+from nvrx_slurm.lab.flow.model import Fault, Flow
 from nvrx_slurm.lab.flow.outcome import FlowFinding, InjectedFault, finding_of
 from nvrx_slurm.lab.flow.stages.base import Stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.topology import JobTopology
-from nvrx_slurm.lab.flow.triggers import DueFault, FaultScheduler, RankProgress
+from nvrx_slurm.lab.flow.triggers import FaultScheduler
 from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.presence import ask_slurm
 from nvrx_slurm.util.clock import Clock
@@ -69,8 +69,8 @@ class FlowRun:
             if self.poller.state is JobState.PENDING:
                 self.queue.look()
             # Before `look`: a fault that is injected now is what a `within` may count from.
-            for due in self.scheduler.due(self._now()):
-                self._inject(due)
+            for fault in self.scheduler.due(self._now()):
+                self._inject(fault)
             self.matcher.look(self._now())
         return end
 
@@ -99,17 +99,12 @@ class FlowRun:
                 self.entries.append(item)
                 self._topology.feed(item)
                 self.matcher.feed(item)
-                self.scheduler.feed(item, self.matcher.bindings)
-                continue
-            beat = item.heartbeat
-            for rank, step in beat.steps.items():
-                progress = RankProgress(item.t, beat.replica or "", rank, beat.node, step, beat.cycle)
-                self.scheduler.feed(progress, self.matcher.bindings)
+            self.scheduler.feed(item, self.matcher.bindings)
 
-    def _inject(self, due: DueFault) -> None:
-        fault = due.fault
+    def _inject(self, fault: Fault) -> None:
         what = f"fault {fault.number} ({fault.describe()})"
-        scene = Scene(self.poller.job, self.folder, self._topology, {**self.matcher.bindings, **due.bindings})
+        bindings = {**self.matcher.bindings, **self.scheduler.bindings}
+        scene = Scene(self.poller.job, self.folder, self._topology, bindings)
         try:
             result = self._stage.inject(fault.action, fault.arguments, scene)
         except FaultFailed as error:
@@ -123,7 +118,7 @@ class FlowRun:
         self.injected.append(
             InjectedFault(number=fault.number, what=fault.describe(), t=t, proof=result.proof, bindings=named)
         )
-        self.matcher.fault_happened(t, {**due.bindings, **named})
+        self.matcher.fault_happened(t, {**self.scheduler.bindings, **named})
         self.scheduler.fault_happened(fault, t, named)
 
     def _now(self) -> float:

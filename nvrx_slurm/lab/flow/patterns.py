@@ -273,10 +273,10 @@ class EventPattern(Described):
             return False
         return all(pattern.fits(getattr(record, name), trial) for name, pattern in self.fields)
 
-    def differences(self, describe: Any, trial: Trial) -> Iterator[str]:
+    def differences(self, record: AnyRecord, trial: Trial) -> Iterator[str]:
         """Which fields of the event are otherwise, a thing each: `cycle: 0, not 1`."""
         for name, pattern in self.fields:
-            value = getattr(describe, name, None)
+            value = getattr(record, name, None)
             if not pattern.fits(value, trial):
                 yield f"{name}: {shown(value)}, not {pattern.describe(trial.known)}"
 

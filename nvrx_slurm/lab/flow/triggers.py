@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.journal.records import AnyRecord, Entry
-from nvrx_slurm.lab.flow.model import (
-    PROGRESS,
-    Fault,
-    JobStateName,
-    OnEvent,
-    OnFault,
-    OnSeveral,
-    OnState,
-    Trigger,
-    leaves,
-)
+from nvrx_slurm.journal.records import AnyRecord, Entry, Progress
+from nvrx_slurm.lab.flow.model import Fault, JobStateName, OnEvent, OnFault, OnSeveral, OnState, Trigger, leaves
 from nvrx_slurm.lab.flow.patterns import Bindings, Trial
-from nvrx_slurm.report.model import JobView
+from nvrx_slurm.report.model import JobView, ReceivedHeartbeat
 from nvrx_slurm.report.view import ENDED, fold
 from nvrx_slurm.report.words import event_name, plural
-
-
-@dataclass(frozen=True, slots=True)
-class RankProgress:
-    """A rank has reported this step, in a heartbeat or in the journal."""
-
-    t: float
-    replica: str
-    rank: int
-    node: str
-    step: int
-    cycle: int
-
-
-@dataclass(frozen=True, slots=True)
-class DueFault:
-    """A fault to inject now, and the values of its file's captures."""
-
-    fault: Fault
-    bindings: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -97,7 +67,7 @@ class FaultScheduler:
     """Says which faults are due. All times are seconds on the journal's clock.
 
     Its captures are those of the expectations too: the first that meets one binds it. What a fault names by `as` is
-    bound by that fault alone.
+    bound by that fault alone. `bindings`: their values so far.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -108,34 +78,46 @@ class FaultScheduler:
         }
         self._view = JobView()
         self._state: JobStateName | None = None
-        self._bindings: dict[str, Any] = {}
+        self.bindings: dict[str, Any] = {}
 
-    def feed(self, seen: Entry | RankProgress, known: Bindings | None = None) -> None:
+    def feed(self, seen: Entry | ReceivedHeartbeat, known: Bindings | None = None) -> None:
         """Something was seen. `known`: the values of the expectations' captures by now."""
         # The first value of a capture stays: expectations that are matched again after a fault may bind another.
-        self._bindings = {**(known or {}), **self._bindings}
-        if isinstance(seen, RankProgress):
-            self._event(seen.t, PROGRESS, seen)
-        else:
-            before, self._state = self._state, state_of(fold(self._view, seen))
-            if self._state is not None and self._state != before:
-                self.in_state(seen.t, self._state)
-            self._event(seen.t, event_name(seen.record), seen.record)
+        self.bindings = {**(known or {}), **self.bindings}
+        if isinstance(seen, ReceivedHeartbeat):
+            beat = seen.heartbeat
+            for rank, step in beat.steps.items():
+                # As the journal has a first step; only there it has a number, by which no trigger asks.
+                progress = Progress(
+                    node=beat.node,
+                    incarnation=beat.incarnation,
+                    seq=0,
+                    replica=beat.replica or "",
+                    cycle=beat.cycle,
+                    rank=rank,
+                    step=step,
+                )
+                self._event(seen.t, progress)
+            return
+        before, self._state = self._state, state_of(fold(self._view, seen))
+        if self._state is not None and self._state != before:
+            self.in_state(seen.t, self._state)
+        self._event(seen.t, seen.record)
 
     def fault_happened(self, fault: Fault, t: float, bindings: Bindings | None = None) -> None:
         """The fault happened at `t`. `bindings`: what its `as` names."""
         self._pending.pop(fault.number, None)
-        self._bindings.update(bindings or {})
+        self.bindings.update(bindings or {})
         for leaf in self._leaves():
             if isinstance(leaf.on, OnFault) and leaf.on.number == fault.number:
                 leaf.count(t)
 
-    def due(self, t: float) -> list[DueFault]:
+    def due(self, t: float) -> list[Fault]:
         """The faults to inject at `t`, in the order of their times. Each is handed out once."""
         ready = [self._pending[number] for at, number in sorted(self._moments()) if at <= t]
         for pending in ready:
             pending.due = True
-        return [DueFault(pending.fault, dict(self._bindings)) for pending in ready]
+        return [pending.fault for pending in ready]
 
     def next_at(self) -> float | None:
         """When the next fault is due if nothing comes; None: something must come first."""
@@ -153,13 +135,13 @@ class FaultScheduler:
             return "it was due, and its effect was not seen"
         if pending.at(fault.when) is None:
             return pending.lacks(fault.when)
-        unknown = [name for name in fault.captures() if name not in self._bindings]
+        unknown = [name for name in fault.captures() if name not in self.bindings]
         return f"${unknown[0]} had no value" if unknown else "its moment had not come"
 
     def _moments(self) -> Iterator[tuple[float, int]]:
         """When to inject which fault; those whose trigger is not met, or whose target is not known, are left out."""
         for number, pending in self._pending.items():
-            if not pending.due and all(name in self._bindings for name in pending.fault.captures()):
+            if not pending.due and all(name in self.bindings for name in pending.fault.captures()):
                 at = pending.at(pending.fault.when)
                 if at is not None:
                     yield at, number
@@ -170,17 +152,17 @@ class FaultScheduler:
             if isinstance(leaf.on, OnState) and leaf.on.state == state:
                 leaf.count(t)
 
-    def _event(self, t: float, event: str, record: AnyRecord | RankProgress) -> None:
+    def _event(self, t: float, record: AnyRecord) -> None:
         named = {pending.fault.binds for pending in self._pending.values()}  # only those faults bind these
         for leaf in self._leaves():
-            if isinstance(leaf.on, OnEvent) and leaf.on.pattern.event == event and leaf.met_at is None:
-                trial = Trial(self._bindings, lambda name: name not in named)
+            if isinstance(leaf.on, OnEvent) and leaf.on.pattern.event == event_name(record) and leaf.met_at is None:
+                trial = Trial(self.bindings, lambda name: name not in named)
                 lacking = tuple(leaf.on.pattern.differences(record, trial))
                 if not lacking:
                     # Only the entry that meets the trigger binds: of `times: 3`, the third.
                     leaf.count(t)
                     if leaf.met_at is not None:
-                        self._bindings.update(trial.new)
+                        self.bindings.update(trial.new)
                 elif not leaf.almost or len(lacking) <= len(leaf.almost):
                     leaf.almost = lacking
 

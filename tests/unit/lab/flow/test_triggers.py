@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.jobspec.plan import RolePlan
-from nvrx_slurm.journal.records import Entry, JobStarted
+from nvrx_slurm.journal.records import Entry, Heartbeat, JobStarted
 from nvrx_slurm.lab.flow.load import load_flow
 from nvrx_slurm.lab.flow.model import Fault
 from nvrx_slurm.lab.flow.topology import resolved
-from nvrx_slurm.lab.flow.triggers import FaultScheduler, RankProgress, state_of
+from nvrx_slurm.lab.flow.triggers import FaultScheduler, state_of
+from nvrx_slurm.report.model import ReceivedHeartbeat
 from nvrx_slurm.report.view import JobView, fold
 from tests.unit.report.recorder import BEGIN, Recorder, ended, roles_plan, to_first_cycle
 
@@ -30,7 +31,7 @@ def director(write: Write, *items: str) -> FaultScheduler:
 
 
 def due(directs: FaultScheduler, t: float = BEGIN + 3600) -> list[str]:
-    return [found.fault.describe() for found in directs.due(t)]
+    return [fault.describe() for fault in directs.due(t)]
 
 
 def entry_at_which(directs: FaultScheduler, entries: Sequence[Entry]) -> int | None:
@@ -40,6 +41,10 @@ def entry_at_which(directs: FaultScheduler, entries: Sequence[Entry]) -> int | N
         if directs.due(entry.t):
             return entry.n
     return None
+
+
+def heartbeat(t: float, steps: dict[int, int]) -> ReceivedHeartbeat:
+    return ReceivedHeartbeat(t, Heartbeat(node="n1", incarnation="i1", replica="main-0", steps=steps))
 
 
 # trigger → the entry of the journal at which it is met
@@ -85,13 +90,12 @@ def test_a_fault_is_handed_out_once(write: Write) -> None:
 def test_heartbeats_count_as_progress_too(write: Write) -> None:
     """Any step from the given one on will do, since heartbeats skip steps; a step of another rank will not."""
     directs = director(write, "{when: {event: progress, rank: 2, step: 5}, do: kill_store}")
-    for rank, step in ((0, 9), (2, 3)):
-        directs.feed(RankProgress(BEGIN, "main-0", rank, "n1", step, 0))
+    directs.feed(heartbeat(BEGIN, {0: 9, 2: 3}))
     assert due(directs) == []
     assert directs.why_not(directs.waiting[0]) == (
         "progress {rank: 2, step: >= 5} never came; nearest: step: 3, not >= 5"
     )
-    directs.feed(RankProgress(BEGIN + 1, "main-0", 2, "n1", 8, 0))
+    directs.feed(heartbeat(BEGIN + 1, {2: 8}))
     assert directs.next_at() == BEGIN + 1
     assert due(directs) == ["kill_store"]
 
@@ -138,7 +142,7 @@ def test_a_fault_after_another(write: Write) -> None:
     assert directs.why_not(second) == "fault 1 had not happened"
     directs.fault_happened(first, BEGIN + 10, {"dead": "n3"})
     (found,) = directs.due(BEGIN + 12)
-    assert (resolved(found.fault.arguments, found.bindings), found.bindings) == ({"node": "n3"}, {"dead": "n3"})
+    assert (resolved(found.arguments, directs.bindings), directs.bindings) == ({"node": "n3"}, {"dead": "n3"})
 
 
 def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> None:
@@ -148,7 +152,7 @@ def test_captures_of_triggers_and_expectations_are_the_same(write: Write) -> Non
     for entry in ended().entries:
         fresh.feed(entry)
         bound.feed(entry, {"new": "n9"})
-    assert [resolved(found.fault.arguments, found.bindings) for found in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
+    assert [resolved(fault.arguments, fresh.bindings) for fault in fresh.due(BEGIN + 60)] == [{"node": "n4"}]
     assert due(bound) == []
     assert bound.why_not(bound.waiting[0]) == (
         "rendezvous_closed {cycle: 1, promoted: [$new]} never came; nearest: promoted: [n4], not [n9 ($new)]"
@@ -160,7 +164,7 @@ def test_only_the_entry_that_counts_binds(write: Write) -> None:
     directs = director(write, "{when: {event: node_joined, node: $third, times: 3}, do: {kill_node: $third}}")
     for entry in ended().entries:
         directs.feed(entry)
-    assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(BEGIN + 60)] == [{"node": "n2"}]
+    assert [resolved(fault.arguments, directs.bindings) for fault in directs.due(BEGIN + 60)] == [{"node": "n2"}]
 
 
 def test_a_fault_whose_target_is_not_known_waits(write: Write) -> None:
@@ -172,7 +176,7 @@ def test_a_fault_whose_target_is_not_known_waits(write: Write) -> None:
     assert (due(directs), directs.next_at()) == ([], None)
     assert directs.why_not(fault) == "$x had no value"
     directs.feed(last, {"x": "n1"})
-    assert [resolved(found.fault.arguments, found.bindings) for found in directs.due(last.t)] == [{"node": "n1"}]
+    assert [resolved(fault.arguments, directs.bindings) for fault in directs.due(last.t)] == [{"node": "n1"}]
 
 
 def test_unmet_conditions_are_named(write: Write) -> None:

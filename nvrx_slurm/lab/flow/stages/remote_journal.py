@@ -29,12 +29,11 @@ PROGRAM = (sys.executable, "-P", "-m", "nvrx_slurm.lab.flow.stages.remote_journa
 
 
 class JournalLine(Record, frozen=True, kw_only=True):
-    """An entry; or a heartbeat, and when it came; or else why the store cannot be read."""
+    """An entry; or else a heartbeat, and when it came."""
 
     entry: Entry | None = None
     beat: Heartbeat | None = None
     t: float = 0.0
-    store_error: str | None = None
 
 
 _decoder = msgspec.json.Decoder(JournalLine)
@@ -57,9 +56,7 @@ class RemoteJournal:
         # The descriptor is read, not the file: `select` knows nothing of lines that a buffer already holds.
         self._out, self._rest = self._process.stdout.fileno(), b""
         self._clock = clock
-        self.n = 0
         self.ended = False
-        self.store_error: str | None = None
 
     def close(self) -> None:
         """End the process inside; once more does no harm."""
@@ -78,16 +75,13 @@ class RemoteJournal:
         found: list[Entry | ReceivedHeartbeat] = []
         for text in lines:
             line = _decoder.decode(text)
-            self.store_error = line.store_error
             if line.beat is not None:
                 found.append(ReceivedHeartbeat(t=line.t, heartbeat=line.beat))
             elif line.entry is not None:
                 found.append(line.entry)
-                self.n = line.entry.n
                 if isinstance(line.entry.record, JobEnded | JobStarted):
                     self.ended = isinstance(line.entry.record, JobEnded)
         if not data:  # the process inside has ended
-            self.store_error = "the reader inside the network has ended"
             self._clock.sleep(wait_s)
         return found
 
@@ -107,14 +101,11 @@ def main(folder: str) -> None:
     """Print all that comes, until the reader closes the pipe."""
     journal = Journal(JobFolder(Path(folder)), beats=True, clock=SystemClock())
     while True:
-        items, error = journal.poll(POLL_S), journal.store_error
         lines = [
-            JournalLine(entry=item, store_error=error)
-            if isinstance(item, Entry)
-            else JournalLine(beat=item.heartbeat, t=item.t, store_error=error)
-            for item in items
+            JournalLine(entry=item) if isinstance(item, Entry) else JournalLine(beat=item.heartbeat, t=item.t)
+            for item in journal.poll(POLL_S)
         ]
-        for line in lines or [JournalLine(store_error=error)]:  # also without news: it says whether the store answers
+        for line in lines or [JournalLine()]:  # also without news: it ends here once nothing reads the pipe
             sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
         sys.stdout.buffer.flush()
 

@@ -62,7 +62,6 @@ def flow_of(gate, folder, *, nodes=2, spares=1, faults=(), stages=("local", "dev
         name="struck",
         about="",
         file=folder / "flow.yaml",
-        line=1,
         job=path,
         overrides=(),
         on=stages,

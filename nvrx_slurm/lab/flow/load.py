@@ -175,7 +175,6 @@ def load_flow(path: Path) -> Flow:
         name=form.name or path.stem,
         about=form.about,
         file=path,
-        line=1,
         job=path.parent / form.job,
         overrides=tuple((dotted(key), value) for key, value in _overrides(form.overrides)),
         on=form.on,
@@ -254,7 +253,7 @@ def load_flows(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Flow]:
         other = flows.setdefault(flow.name, flow)
         if other is not flow:
             message = f"{flow.name} is the name of {other.file} too; give one of them another"
-            found.append(ConfigError(message, file=str(flow.file), line=flow.line, key="name"))
+            found.append(ConfigError(message, file=str(flow.file), line=1, key="name"))
     if found:
         raise together(found) if len(found) == 1 else ConfigError("\n".join(map(str, found)))
     chosen = [flow for flow in flows.values() if not only or any(fnmatch.fnmatchcase(flow.name, g) for g in only)]

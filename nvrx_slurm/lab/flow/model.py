@@ -187,7 +187,6 @@ class Flow:
     name: str
     about: str
     file: Path
-    line: int
     job: Path
     overrides: tuple[tuple[str, Any], ...]
     on: tuple[StageName, ...]

@@ -31,11 +31,8 @@ class FlowFinding(Record, frozen=True, kw_only=True):
     detail: tuple[str, ...] = ()
 
 
-def finding_of(
-    flow: Flow, kind: Kind, message: str, *, line: int | None = None, detail: Iterable[str] = ()
-) -> FlowFinding:
-    """What went wrong with a flow. `line`: of its file; None: of the flow itself."""
-    line = flow.line if line is None else line
+def finding_of(flow: Flow, kind: Kind, message: str, *, line: int = 1, detail: Iterable[str] = ()) -> FlowFinding:
+    """What went wrong with a flow. `line`: of its file; the first: of the flow itself."""
     return FlowFinding(kind=kind, message=message, file=str(flow.file), line=line, detail=tuple(detail))
 
 

@@ -176,7 +176,6 @@ class _Suite:
             name=flow.name,
             about=flow.about or "",
             file=str(flow.file),
-            line=flow.line,
             stage=self._options.stage,
             attempts=tuple(attempts),
             left_out=left_out,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.cluster.commands import SystemRunner
 from nvrx_slurm.errors import ConfigError, MissingProgramError
+from nvrx_slurm.jobspec.reading import together
 from nvrx_slurm.lab.devcluster.programs import SLURM_PROGRAMS, find, require
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.model import STAGES, Flow, StageName
@@ -60,7 +61,7 @@ def check(flow: Flow, stage: StageName) -> None:
     asked: list[tuple[int, str, str, tuple[StageName, ...]]] = []  # line, key, what, and the stages that can do it
 
     def ask(key: str, what: str, able: tuple[StageName, ...]) -> None:
-        asked.append((flow.lines.get(key, flow.line), key, what, able))
+        asked.append((flow.lines.get(key, 1), key, what, able))
 
     ask("on", "this flow", flow.on)
     if needs.disk_bytes is not None:
@@ -91,10 +92,8 @@ def check(flow: Flow, stage: StageName) -> None:
             )
             message = f"{what} {on}" if where else f"{what}: no stage can do that"
             found.append(ConfigError(message, file=str(flow.file), line=line, key=key))
-    if len(found) == 1:
-        raise found[0]
     if found:
-        raise ConfigError("\n  ".join([f"{len(found)} problems:", *map(str, found)]))
+        raise together(found)
 
 
 def choose_stage() -> StageName:

@@ -104,7 +104,7 @@ def test_a_job_that_ended_before_its_journal_began_is_a_finding(flow, tmp_path):
     folder = JobFolder(tmp_path / "7")
     (tmp_path / "slurm-7.out").write_text("no module named cuda\n")
     (found,) = attempt.of_unexplained_end(flow, [], [], folder, JobState.FAILED)
-    assert (found.kind, found.line) == ("exit_code", flow.line)
+    assert (found.kind, found.line) == ("exit_code", 1)
     assert "FAILED" in found.message
     assert any("no module named cuda" in line for line in found.detail)
 

@@ -382,7 +382,7 @@ def test_a_never_about_the_node_of_a_fault(write: Write) -> None:
 def flow_of(*items: object) -> Flow:
     """A flow that has only expectations."""
     needs = Needs(nodes=6, settings={})
-    return Flow("f", "", Path("f"), 1, Path("j"), (), ("local",), needs, (), items, 120.0, {})  # type: ignore[arg-type]
+    return Flow("f", "", Path("f"), Path("j"), (), ("local",), needs, (), items, 120.0, {})  # type: ignore[arg-type]
 
 
 def literal(entry: Entry) -> EventPattern:

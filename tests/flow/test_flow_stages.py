@@ -20,7 +20,8 @@ from nvrx_slurm.journal.records import (
     WorkersStarted,
 )
 from nvrx_slurm.lab.devcluster import DevCluster
-from nvrx_slurm.lab.flow.model import Fault, Flow, Needs, OnState
+from nvrx_slurm.lab.flow.load import ClusterNeeds
+from nvrx_slurm.lab.flow.model import Fault, Flow, OnState
 from nvrx_slurm.lab.flow.stages import check, open_stage
 from nvrx_slurm.lab.flow.stages.faults import Scene
 from nvrx_slurm.lab.flow.stages.processes import described, processes_of
@@ -65,7 +66,8 @@ def flow_of(gate, folder, *, nodes=2, spares=1, faults=(), stages=("local", "dev
         job=path,
         overrides=(),
         on=stages,
-        needs=Needs(**{"nodes": nodes + spares, "settings": {}, **needs}),
+        nodes=nodes + spares,
+        cluster=ClusterNeeds(**needs),
         faults=tuple(faults),
         expect=(),
         wall_s=120.0,
@@ -131,7 +133,7 @@ def play(gate, tmp_path, monkeypatch):
         opened.append(stage)
         for variable, value in stage.environment.items():
             monkeypatch.setenv(variable, value)
-        return joined(Played(stage, flow), flow.needs.nodes)
+        return joined(Played(stage, flow), flow.nodes)
 
     yield play
     for stage in opened:
@@ -236,7 +238,7 @@ def test_killed_batch_host_takes_all_along(play, gate):
 def test_disk_is_filled_and_the_stores_password_is_revoked(play, gate):
     """The disk is filled to the last byte, by statvfs, and freed again. The store refuses the old password until it
     is killed and starts again with that password. The job goes on."""
-    played = play("local", nodes=1, spares=0, disk_bytes=4 << 20)
+    played = play("local", nodes=1, spares=0, disk=4 << 20)
     runs(played, gate, cycle=0, count=1)
     assert "nothing to free" in failure(played, "free_disk")
     assert played.inject("fill_disk").proof == "statvfs says that 0 bytes are free"
@@ -253,7 +255,7 @@ def test_link_of_a_node_is_slowed_cut_and_healed(play, gate, tmp_path):
     ranks, and both links are healed. Heartbeats and journal are read from inside the network all the while."""
     (tmp_path / "go").touch()
     command = ["sh", "-c", "while test -e go; do sleep 0.1; done"]
-    played = play("local", own_network=True, job={"command": command, "workdir": str(tmp_path)})
+    played = play("local", network="own", job={"command": command, "workdir": str(tmp_path)})
     for node in ("n1", "n2"):
         played.await_(WorkersStarted, node=node)
     assert "nothing to heal" in failure(played, "heal_link", of_rank=1)
@@ -365,15 +367,15 @@ def test_on_a_sites_slurm_a_step_of_the_job_injects_the_faults(play, gate, site,
         ),
         (
             "slurm",
-            {"disk_bytes": 1 << 20},
+            {"disk": 1 << 20},
             ":1: cluster.disk: a small disk cannot be had on the stage slurm; it can on",
         ),
         (
             "dev",
-            {"own_network": True},
+            {"network": "own"},
             ":1: cluster.network: a network of each node's own cannot be had",
         ),
-        ("local", {"own_network": True, "disk_bytes": 1}, "beside networks of their own: no stage can do that"),
+        ("local", {"network": "own", "disk": 1}, "beside networks of their own: no stage can do that"),
         ("slurm", {"settings": {"KillWait": "9"}}, "it can on dev: say `on: [dev]`"),
         ("local", {"faults": [fault("kill_node", 9, batch_host=True)]}, ":9: kill_node.batch_host: a node that the"),
     ],

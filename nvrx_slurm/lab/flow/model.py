@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvrx_slurm.lab.flow.patterns import Bindings, Described, EventPattern, Pattern, shown
 from nvrx_slurm.util.durations import words
+
+if TYPE_CHECKING:
+    from nvrx_slurm.lab.flow.load import ClusterNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +172,9 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a flow needs of a cluster. `nodes`: as many as the job asks for, where the file says nothing."""
-
-    nodes: int
-    settings: Mapping[str, str]
-    disk_bytes: int | None = None
-    own_network: bool = False
-    attribution: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Flow:
-    """One flow file. `job` exists and loads with `overrides` ((dotted key, value) each). `lines`: of `on`, `cluster`
-    and what stands below it."""
+    """One flow file. `job` exists and loads with `overrides` ((dotted key, value) each). `nodes`: of the cluster; as
+    many as the job asks for, where the file says nothing. `lines`: of `on`, `cluster` and what stands below it."""
 
     name: str
     about: str
@@ -190,7 +182,8 @@ class Flow:
     job: Path
     overrides: tuple[tuple[str, Any], ...]
     on: tuple[StageName, ...]
-    needs: Needs
+    nodes: int
+    cluster: ClusterNeeds
     faults: tuple[Fault, ...]
     expect: tuple[Expectation, ...]
     wall_s: float  # how long one attempt may take, its clean-up aside

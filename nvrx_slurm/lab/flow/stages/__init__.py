@@ -50,30 +50,25 @@ def open_stage(flow: Flow, stage: StageName, folder: Path, cleanup: CleanupList)
     else:
         from nvrx_slurm.lab.flow.stages.local import LocalStage, OwnNetworkStage
 
-        make = OwnNetworkStage if flow.needs.own_network else LocalStage
+        make = OwnNetworkStage if flow.cluster.network else LocalStage
     return make(flow, folder, cleanup, SystemClock())
 
 
 def check(flow: Flow, stage: StageName) -> None:
     """Raises ConfigError with all that this stage cannot do for the flow: each with its line, and where it can be
     done."""
-    needs = flow.needs
-    asked: list[tuple[int, str, str, tuple[StageName, ...]]] = []  # line, key, what, and the stages that can do it
-
-    def ask(key: str, what: str, able: tuple[StageName, ...]) -> None:
-        asked.append((flow.lines.get(key, 1), key, what, able))
-
-    ask("on", "this flow", flow.on)
-    if needs.disk_bytes is not None:
-        ask("cluster.disk", "a small disk", ("local", "dev"))
-    if needs.attribution is not None:
-        ask("cluster.attribution", "a scripted attribution service", ("local", "dev"))
-    if needs.own_network:
-        ask("cluster.network", "a network of each node's own", ("local",))
-    if needs.own_network and needs.disk_bytes is not None:
-        ask("cluster.disk", "a small disk beside networks of their own", ())
-    if needs.settings and stage != "local":  # without Slurm there is nothing to set
-        ask("cluster.settings", "a slurm.conf of the flow's own", ("dev",))
+    cluster, has_disk = flow.cluster, flow.cluster.disk is not None
+    needs: tuple[tuple[object, str, str, tuple[StageName, ...]], ...] = (
+        (True, "on", "this flow", flow.on),
+        (has_disk, "cluster.disk", "a small disk", ("local", "dev")),
+        (cluster.attribution is not None, "cluster.attribution", "a scripted attribution service", ("local", "dev")),
+        (cluster.network, "cluster.network", "a network of each node's own", ("local",)),
+        (cluster.network and has_disk, "cluster.disk", "a small disk beside networks of their own", ()),
+        # Without Slurm there is nothing to set.
+        (stage != "local" and cluster.settings, "cluster.settings", "a slurm.conf of the flow's own", ("dev",)),
+    )
+    # Line, key, what, and the stages that can do it.
+    asked = [(flow.lines.get(key, 1), key, what, able) for is_asked, key, what, able in needs if is_asked]
     for fault in flow.faults:
         kind = FAULTS[fault.action]
         asked.append((fault.line, fault.action, f"the fault {fault.action}", kind.stages))

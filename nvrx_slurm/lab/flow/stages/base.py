@@ -65,16 +65,16 @@ class Stage:
         self.injectors: dict[str, Injector] = {}
         self.killed: set[str] = set()
         self.started = contextlib.ExitStack()  # what `close` ends, the last one first
-        if flow.needs.disk_bytes is not None:
+        if flow.cluster.disk is not None:
             # A process holds the disk: when it ends, the disk is gone.
-            disk = SmallDisk(f"size={flow.needs.disk_bytes}")
+            disk = SmallDisk(f"size={flow.cluster.disk}")
             self.started.callback(disk.close)
             cleanup.process(disk.pid)
             self.jobs = disk.path / "jobs"
             self.injectors |= disk_faults(disk, clock)
         self._service: ScriptedService | None = None
-        if flow.needs.attribution is not None:
-            self._service = ScriptedService(flow.needs.attribution)
+        if flow.cluster.attribution is not None:
+            self._service = ScriptedService(flow.cluster.attribution)
             self.started.callback(self._service.close)
             cleanup.process(self._service.pid)
             self.injectors |= self._service.injectors(clock)

@@ -39,8 +39,8 @@ class DevStage(SlurmStage):
         cleanup.cluster(name)
         # What the flow's faults need, and the flow's own lines of slurm.conf on top.
         needed = {key: value for fault in flow.faults for key, value in SETTINGS.get(fault.action, {}).items()}
-        settings = {**needed, **flow.needs.settings}
-        self.cluster: DevCluster = DevCluster.up(name=name, nodes=flow.needs.nodes, settings=settings, clock=clock)
+        settings = {**needed, **flow.cluster.settings}
+        self.cluster: DevCluster = DevCluster.up(name=name, nodes=flow.nodes, settings=settings, clock=clock)
         try:
             super().__init__(flow, folder, cleanup, clock)
         except BaseException:

@@ -62,7 +62,7 @@ class OwnNetworkStage(LocalStage):
 
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
-        self._network = HostNetwork([f"n{index}" for index in range(1, flow.needs.nodes + 1)])
+        self._network = HostNetwork([f"n{index}" for index in range(1, flow.nodes + 1)])
         self.started.callback(self._network.close)
         cleanup.process(self._network.pid)
         self.injectors |= Links(self._network, clock).table()

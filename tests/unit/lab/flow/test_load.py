@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 
 from nvrx_slurm.errors import EXIT_USAGE, ConfigError, UsageError
 from nvrx_slurm.lab.flow.faults import FAULTS
-from nvrx_slurm.lab.flow.load import load_flow, load_flows
-from nvrx_slurm.lab.flow.model import STAGES, Happens, Needs, OnEvent, OnSeveral
+from nvrx_slurm.lab.flow.load import ClusterNeeds, load_flow, load_flows
+from nvrx_slurm.lab.flow.model import STAGES, Happens, OnEvent, OnSeveral
 from nvrx_slurm.lab.flow.patterns import FIELDS
 from nvrx_slurm.lab.flow.schema import flow_schema
 from nvrx_slurm.lab.flow.stages import check as check_stage
@@ -241,7 +241,8 @@ def test_a_whole_file(write: Write) -> None:
     flow = load_flow(write(WHOLE))
     assert (flow.name, flow.on, flow.wall_s) == ("flow", ("dev", "local"), 90.0)
     assert flow.overrides == (("spares", "1"), ("slurm.time", "2m"), ("fault_tolerance.max_restarts", "1"))
-    assert flow.needs == Needs(nodes=6, settings={"KillWait": "10"}, disk_bytes=4 << 20, own_network=True)
+    assert flow.nodes == 6
+    assert flow.cluster == ClusterNeeds(nodes=6, settings={"KillWait": "10"}, disk=4 << 20, network="own")
     kill, slow = flow.faults
     assert isinstance(kill.when, OnSeveral) and kill.when.needs_all
     assert (kill.line, kill.action, kill.arguments, kill.binds) == (7, "kill_node", {"of_rank": 2}, "dead")
@@ -261,7 +262,7 @@ def test_a_whole_file(write: Write) -> None:
 def test_the_defaults_of_a_file(write: Write) -> None:
     """By default the name is the file's, all stages are allowed, and the job decides the number of nodes."""
     flow = load_flow(write(HEAD + END))
-    assert (flow.name, flow.on, flow.needs.nodes, flow.wall_s) == ("flow", STAGES, 6, 120.0)
+    assert (flow.name, flow.on, flow.nodes, flow.wall_s) == ("flow", STAGES, 6, 120.0)
     assert isinstance(flow.expect[0], Happens)
 
 

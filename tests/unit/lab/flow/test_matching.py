@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.journal.records import Entry, NodeJoined
-from nvrx_slurm.lab.flow.load import load_flow
+from nvrx_slurm.lab.flow.load import ClusterNeeds, load_flow
 from nvrx_slurm.lab.flow.matching import LAG_S, FlowMatcher, Miss
-from nvrx_slurm.lab.flow.model import AnyOrder, Count, Flow, Happens, Needs, Never
+from nvrx_slurm.lab.flow.model import AnyOrder, Count, Flow, Happens, Never
 from nvrx_slurm.lab.flow.parsing import read_expectations
 from nvrx_slurm.lab.flow.patterns import Bindings, Equals, EventPattern, Pattern, Trial
 from nvrx_slurm.lab.flow.problems import Problems
@@ -381,8 +381,7 @@ def test_a_never_about_the_node_of_a_fault(write: Write) -> None:
 
 def flow_of(*items: object) -> Flow:
     """A flow that has only expectations."""
-    needs = Needs(nodes=6, settings={})
-    return Flow("f", "", Path("f"), Path("j"), (), ("local",), needs, (), items, 120.0, {})  # type: ignore[arg-type]
+    return Flow("f", "", Path("f"), Path("j"), (), ("local",), 6, ClusterNeeds(), (), items, 120.0, {})  # type: ignore[arg-type]
 
 
 def literal(entry: Entry) -> EventPattern:

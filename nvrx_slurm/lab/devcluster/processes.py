@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from nvrx_slurm.errors import NvrxError, WaitTimeout
 from nvrx_slurm.journal.records import Record
@@ -20,6 +21,8 @@ from nvrx_slurm.util.clock import Clock
 from nvrx_slurm.util.processes import boot_id, hold
 from nvrx_slurm.util.processes import environment_of as environment_of
 from nvrx_slurm.util.processes import send as send_to_held
+
+T = TypeVar("T")
 
 _PROC = Path("/proc")
 _FREEZE_ROUNDS = 50
@@ -226,14 +229,15 @@ _SHORTEST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str, clock: Clock) -> None:
-    """Return as soon as `condition()` holds; it is asked often at first, then every 100 ms.
+def wait_until(condition: Callable[[], T | None], *, timeout_s: float, what: str, clock: Clock) -> T:
+    """Return what `condition()` returns as soon as that is true; it is asked often at first, then every 100 ms.
 
     Raises WaitTimeout, naming `what`, once `timeout_s` have passed and it still does not hold.
     """
     deadline, pause = clock.monotonic() + timeout_s, _SHORTEST_PAUSE_S
-    while not condition():
+    while not (found := condition()):
         if clock.monotonic() >= deadline:
             raise WaitTimeout(f"waited {timeout_s:g} s for {what}, in vain")
         clock.sleep(pause)
         pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+    return found

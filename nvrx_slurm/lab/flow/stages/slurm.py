@@ -295,14 +295,7 @@ class SlurmFaults:
 
     def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:
         """What `look` returns, as soon as that is not None. Raises FaultFailed."""
-        found: list[str] = []
-
-        def entries_seen() -> bool:
-            found.extend(filter(None, [look()]))
-            return bool(found)
-
         try:
-            wait_until(entries_seen, timeout_s=within_s, what=what, clock=self._clock)
+            return wait_until(look, timeout_s=within_s, what=what, clock=self._clock)
         except WaitTimeout as error:
             raise FaultFailed(str(error)) from None
-        return found[0]

@@ -36,6 +36,9 @@ GUARD_LOG = "guard.log"
 RUN_FILES = (LEASE, GUARD_LOG)
 LOG_TAIL_LINES = 30
 
+# How long jobs outlive a run that was killed together with its guard.
+LEASE_S = 10.0
+
 
 class AttemptSpec(Record, frozen=True, kw_only=True):
     """One attempt: a flow file, where it runs, the lease that its job gets, and the process that it dies with.
@@ -45,7 +48,6 @@ class AttemptSpec(Record, frozen=True, kw_only=True):
     stage: StageName
     number: int
     lease: str
-    lease_timeout_s: float
     parent: int
     notices_fd: int | None = None
 

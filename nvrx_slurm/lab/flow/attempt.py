@@ -35,7 +35,7 @@ from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.plan import Plan
 from nvrx_slurm.journal.folder import JobFolder, Result
 from nvrx_slurm.journal.records import Entry, JobEnded, JobStarted, Recovered, Signalled
-from nvrx_slurm.lab.flow.artifacts import AttemptFolder, AttemptSpec
+from nvrx_slurm.lab.flow.artifacts import LEASE_S, AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import CleanupList, clean_up
 from nvrx_slurm.lab.flow.flow_run import End, FlowRun, StatePoller
 from nvrx_slurm.lab.flow.load import load_flow
@@ -136,7 +136,7 @@ class AttemptRun:
     def _perform(self) -> Verdict:
         spec, flow = self._spec, load_flow(Path(self._spec.flow))
         # The job ends once the run's lease is no longer touched.
-        lease = (("lease.file", spec.lease), ("lease.timeout", spec.lease_timeout_s))
+        lease = (("lease.file", spec.lease), ("lease.timeout", LEASE_S))
         flow = dataclasses.replace(flow, overrides=(*flow.overrides, *lease))
         with open_stage(flow, spec.stage, self._folder.path, self._cleanup) as stage:
             log.info("the stage %s is open", stage.name)

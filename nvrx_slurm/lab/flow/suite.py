@@ -29,7 +29,7 @@ from nvrx_slurm.errors import (
     NvrxError,
 )
 from nvrx_slurm.jobspec import env
-from nvrx_slurm.lab.flow.artifacts import Artifacts, AttemptFolder, AttemptSpec
+from nvrx_slurm.lab.flow.artifacts import LEASE_S, Artifacts, AttemptFolder, AttemptSpec
 from nvrx_slurm.lab.flow.cleanup import MARK, clean_up, standing
 from nvrx_slurm.lab.flow.guard import RunGuard
 from nvrx_slurm.lab.flow.model import Flow, StageName
@@ -43,9 +43,6 @@ from nvrx_slurm.util.processes import send_signal
 from nvrx_slurm.util.signals import signal_name
 
 log = get_logger("ci")
-
-# How long jobs outlive a run that was killed together with its guard.
-LEASE_S = 10.0
 
 # How often the lease is touched within that time. The first touch that a job sees starts it, so they come often.
 TOUCHES = 20
@@ -192,7 +189,6 @@ class _Suite:
             stage=self._options.stage,
             number=number,
             lease=str(self._artifacts.lease),
-            lease_timeout_s=LEASE_S,
             parent=os.getpid(),
             notices_fd=self._notices,
         )
@@ -234,20 +230,16 @@ class _Suite:
     def _unreported(self, flow: Flow, number: int, why: str, process: AttemptProcess | None = None) -> FlowAttempt:
         """What is known of an attempt that did not begin, or wrote no outcome."""
         ending = self._ending
-        kind, verdict = (ending.kind, ending.verdict) if ending else ("error", "broken")
-        if process is None:
-            finding = finding_of(flow, kind, why)
-            return FlowAttempt(
-                number=number, verdict=verdict, began_at=self._clock.wall(), took_s=0.0, findings=(finding,)
-            )
-        finding = finding_of(flow, kind, ending.why if ending else why, detail=process.folder.log_tail())
+        if process and ending:
+            why = ending.why
+        detail = process.folder.log_tail() if process else ()
         return FlowAttempt(
             number=number,
-            verdict=verdict,
-            began_at=process.began_at,
-            took_s=process.took_s,
-            findings=(finding,),
-            artifacts=str(process.folder.path),
+            verdict=ending.verdict if ending else "broken",
+            began_at=process.began_at if process else self._clock.wall(),
+            took_s=process.took_s if process else 0.0,
+            findings=(finding_of(flow, ending.kind if ending else "error", why, detail=detail),),
+            artifacts=str(process.folder.path) if process else None,
         )
 
     # ---- the run

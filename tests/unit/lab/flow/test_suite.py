@@ -115,7 +115,7 @@ def test_artifacts_folder_that_is_not_utf_8_is_a_usage_error(tmp_path):
 def test_outcome_and_specification_are_read_back_from_their_files(tmp_path):
     """The run reads what an attempt writes; before that there is no outcome."""
     folder = Artifacts(tmp_path).attempt("flow", 2)
-    spec = AttemptSpec(flow="f.yaml", stage="dev", number=2, lease="l", lease_timeout_s=10.0, parent=os.getpid())
+    spec = AttemptSpec(flow="f.yaml", stage="dev", number=2, lease="l", parent=os.getpid())
     folder.create(spec)
     assert folder.read_spec() == spec
     assert folder.read_outcome() is None

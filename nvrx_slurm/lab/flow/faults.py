@@ -99,9 +99,7 @@ class NodeTarget(Arguments, frozen=True, kw_only=True):
     ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
-        _exactly_one(self, "node", "of_rank", "spare", "batch_host")
-        if self.replica is not None and self.of_rank is None:
-            raise Misfit("says whose rank is meant, and belongs to `of_rank`", "replica")
+        _check_target(self, "node", "of_rank", "spare", "batch_host", rank="of_rank")
         return self
 
 
@@ -117,9 +115,7 @@ class WorkerTarget(Arguments, frozen=True, kw_only=True):
     ] = None
 
     def settled(self, said: Mapping[str, Any]) -> Self:
-        _exactly_one(self, "rank", "of_node")
-        if self.replica is not None and self.rank is None:
-            raise Misfit("says whose rank is meant, and belongs to `rank`", "replica")
+        _check_target(self, "rank", "of_node", rank="rank")
         return self
 
 
@@ -171,11 +167,14 @@ class Suspend(Arguments, frozen=True, kw_only=True):
     lasts: Annotated[Pause, "From `scontrol suspend` to `scontrol resume`, or how long the other job runs: `30s`."]
 
 
-def _exactly_one(block: Arguments, *keys: str) -> None:
+def _check_target(block: NodeTarget | WorkerTarget, *keys: str, rank: str) -> None:
+    """Exactly one of the keys is set, and `replica` only beside the one that names a rank."""
     said = [key for key in keys if getattr(block, key) is not None]
     if len(said) != 1:
         seen = " and ".join(f"`{key}`" for key in said) or "none"
         raise ValueError(f"takes exactly one of {', '.join(f'`{key}`' for key in keys)}, not {seen}")
+    if block.replica is not None and said != [rank]:
+        raise Misfit(f"says whose rank is meant, and belongs to `{rank}`", "replica")
 
 
 # ------------------------------------------------------------------------------------------------ the table

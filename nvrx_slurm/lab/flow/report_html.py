@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import re
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from markupsafe import Markup
 
 from nvrx_slurm.lab.flow import report_text as words
 from nvrx_slurm.lab.flow.outcome import FlowAttempt, FlowOutcome, SuiteOutcome
+from nvrx_slurm.report.web.document import policy_hash
 from nvrx_slurm.report.words import seconds
 
 PAGE = Path(__file__).parent / "report_page"
@@ -53,8 +52,8 @@ def page(outcome: SuiteOutcome, base: Path | None = None, *, file: Path | None =
         # Not escaped, since they are part of the package. The browser may run only what has their hashes.
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
     )
     return words.plain(text)
 
@@ -77,10 +76,6 @@ class _Axis:
 
     def offset(self, attempt: FlowAttempt) -> str:
         return seconds(max(0.0, attempt.began_at - self._began_at))
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _journal(lines: tuple[str, ...]) -> Markup:

@@ -70,8 +70,8 @@ def document(*, title: str, body: str, data: object, scripts: Sequence[str]) -> 
         title=text(title),
         style=style,
         script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
         body=body,
         data=base64.b64encode(packed).decode(),
     ).encode()
@@ -149,5 +149,6 @@ def _asset(name: str) -> str:
     return (resources.files("nvrx_slurm.report.web") / name).read_text(encoding="utf-8")
 
 
-def _hash(content: str) -> str:
+def policy_hash(content: str) -> str:
+    """The hash by which a page's policy (CSP) lets the browser run a style or a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

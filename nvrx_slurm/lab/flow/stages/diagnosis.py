@@ -3,10 +3,9 @@ fails does not stop the others."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 from nvrx_slurm.api.handle import Job
@@ -16,6 +15,7 @@ from nvrx_slurm.journal.folder import JobFolder, clear_runtime_folders
 from nvrx_slurm.lab.flow.stages.remote import AccountOrder, Reach
 from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger
+from nvrx_slurm.util.threads import in_thread
 
 DUMP_S, ACCOUNTS_S, ANSWER_S = 8.0, 8.0, 5.0
 STEP_S = 20.0
@@ -35,26 +35,17 @@ QUESTIONS: Mapping[str, Sequence[str]] = {
 def take(steps: Mapping[str, Callable[[], object]], folder: Path) -> None:
     """Do all steps side by side; of one that fails or takes too long the reason is in `<name>.missing.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
-    failures: dict[str, str | None] = dict.fromkeys(steps, f"it took longer than {STEP_S:g} s")
-
-    def taken(name: str) -> None:
-        try:
-            steps[name]()
-        except Exception as error:  # any error: the other steps may still find the cause
-            failures[name] = f"{type(error).__name__}: {error}"
+    # Each in a daemon thread: a step may hang in a file system that does not answer.
+    running = {name: in_thread(step, f"diagnosis: {name}") for name, step in steps.items()}
+    done, _ = wait(running.values(), timeout=STEP_S)
+    for name, step in running.items():
+        if step not in done:
+            why = f"it took longer than {STEP_S:g} s"
+        elif error := step.exception():  # any error: the other steps may still find the cause
+            why = f"{type(error).__name__}: {error}"
         else:
-            failures[name] = None
-
-    # Daemons: a step may hang in a file system that does not answer.
-    threads = [threading.Thread(target=taken, args=(each,), name=f"diagnosis: {each}", daemon=True) for each in steps]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + STEP_S
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    for name in steps:
-        if why := failures[name]:
-            (folder / f"{name}.missing.txt").write_text(f"{why}\n")
+            continue
+        (folder / f"{name}.missing.txt").write_text(f"{why}\n")
 
 
 def worker_stacks(job: Job, out: Path) -> None:

@@ -25,8 +25,9 @@ from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.faults.disk import SmallDisk
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages import diagnosis
-from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, ScriptedService, disk_faults
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, ScriptedService, disk_faults, signal_faults
 from nvrx_slurm.lab.flow.stages.processes import FaultResult, described, processes_of
+from nvrx_slurm.lab.flow.stages.remote import Reach, here
 from nvrx_slurm.lab.flow.topology import resolved
 from nvrx_slurm.report.source import Journal
 from nvrx_slurm.util.clock import Clock
@@ -62,7 +63,7 @@ class Stage:
         self.job: Job | None = None
         self.jobs = folder.absolute() / "jobs"
         self._ledger = folder.absolute() / "suspects.json"
-        self.injectors: dict[str, Injector] = {}
+        self.injectors: dict[str, Injector] = signal_faults(lambda scene: self._reach(scene.job))
         self.killed: set[str] = set()
         self.started = contextlib.ExitStack()  # what `close` ends, the last one first
         if flow.cluster.disk is not None:
@@ -113,6 +114,10 @@ class Stage:
 
     # ---- faults
 
+    def _reach(self, job: Job) -> Reach:
+        """How the job's processes are reached."""
+        return here(self.clock)
+
     def inject(self, action: str, arguments: Mapping[str, Any], scene: Scene) -> FaultResult:
         """Make the fault happen, and prove that it did. Raises FaultFailed; never returns without a proof."""
         if action not in self.injectors:
@@ -159,11 +164,19 @@ class Stage:
 
     def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
         """What to find out, by the name of the folder that it goes to."""
-        logs = [*diagnosis.logs_of(job), *self._logs()]
-        return {
+        logs, reach = [*diagnosis.logs_of(job), *self._logs()], self._reach(job)
+        found: Diagnoses = {
             "workers": partial(diagnosis.worker_stacks, job, folder / "workers"),
             "logs": partial(diagnosis.log_tails, logs, folder / "logs"),
         }
+        for place in self._places(job):
+            name = f"processes-{place}" if place else "processes"
+            found[name] = partial(diagnosis.process_accounts, job, reach, place, folder / "processes")
+        return found
+
+    def _places(self, job: Job) -> tuple[str, ...]:
+        """Where to look for the job's processes, one node after the other; an empty name: on this machine."""
+        return ("",)
 
     def _logs(self) -> list[Path]:
         """Logs of the stage's own."""

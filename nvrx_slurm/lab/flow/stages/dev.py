@@ -46,7 +46,6 @@ class DevStage(SlurmStage):
         except BaseException:
             self.cluster.down()
             raise
-        self._here = here(clock)
         self.injectors |= {
             "kill_node": partial(self._signal_node, "kill"),
             "stop_node": partial(self._signal_node, "stop"),
@@ -58,7 +57,7 @@ class DevStage(SlurmStage):
         return self.cluster.environment()
 
     def _reach(self, job: Job) -> Reach:
-        return self._here
+        return here(self.clock)
 
     # ---- nodes
 

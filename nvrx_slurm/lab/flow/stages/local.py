@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.api.handle import Job
 from nvrx_slurm.cluster.local import LocalCluster
 from nvrx_slurm.errors import FaultFailed
 from nvrx_slurm.jobspec.model import JobSpec
@@ -16,11 +15,10 @@ from nvrx_slurm.jobspec.plan import Plan, plan_to_json
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.faults.network import BATCH, HostNetwork
 from nvrx_slurm.lab.flow.model import Flow, StageName
-from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
-from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts
-from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, inject_signal, revoke_password, signal_faults
+from nvrx_slurm.lab.flow.stages.base import Stage
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, inject_signal, revoke_password
 from nvrx_slurm.lab.flow.stages.processes import FaultResult
-from nvrx_slurm.lab.flow.stages.remote import by_command, here
+from nvrx_slurm.lab.flow.stages.remote import by_command
 from nvrx_slurm.lab.flow.stages.remote_journal import RemoteJournal
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
 from nvrx_slurm.util.clock import Clock
@@ -39,22 +37,16 @@ class LocalStage(Stage):
 
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
-        self._here = here(clock)
-        self.injectors |= signal_faults(lambda _: self._here)
         self.injectors["scancel"] = self._cancel
 
     def _cancel(self, arguments: Arguments, scene: Scene) -> FaultResult:
         """What scancel does on Slurm: SIGTERM, or another signal, to the batch host."""
-        name = str(arguments.get("signal") or "SIGTERM")
-        hit = inject_signal("signal", "batch_host", arguments, scene, self._here, name)
+        name, reach = str(arguments.get("signal") or "SIGTERM"), self._reach(scene.job)
+        hit = inject_signal("signal", "batch_host", arguments, scene, reach, name)
         if arguments.get("twice"):
             self.clock.sleep(AGAIN_S * 1.2)  # sooner, the job takes the second for the first
-            inject_signal("signal", "batch_host", arguments, scene, self._here, name)
+            inject_signal("signal", "batch_host", arguments, scene, reach, name)
         return hit
-
-    def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
-        accounts = partial(process_accounts, job, self._here, "", folder / "processes")
-        return super()._diagnoses(job, folder) | {"processes": accounts}
 
 
 class OwnNetworkStage(LocalStage):

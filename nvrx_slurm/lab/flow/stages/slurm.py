@@ -21,8 +21,8 @@ from nvrx_slurm.lab.devcluster.processes import wait_until
 from nvrx_slurm.lab.devcluster.spec import USABLE
 from nvrx_slurm.lab.flow.model import Flow, StageName
 from nvrx_slurm.lab.flow.stages.base import Diagnoses, Stage
-from nvrx_slurm.lab.flow.stages.diagnosis import process_accounts, slurm_answers
-from nvrx_slurm.lab.flow.stages.faults import Injector, Scene, signal_faults
+from nvrx_slurm.lab.flow.stages.diagnosis import slurm_answers
+from nvrx_slurm.lab.flow.stages.faults import Injector, Scene
 from nvrx_slurm.lab.flow.stages.processes import FaultResult
 from nvrx_slurm.lab.flow.stages.remote import Reach, by_command, overlapping_step
 from nvrx_slurm.lab.flow.topology import Arguments, node_of
@@ -42,7 +42,6 @@ class SlurmStage(Stage):
     def __init__(self, flow: Flow, folder: Path, cleanup: CleanupList, clock: Clock) -> None:
         super().__init__(flow, folder, cleanup, clock)
         self._runner = SystemRunner(self.environment)
-        self.injectors |= signal_faults(lambda scene: self._reach(scene.job))
         self.injectors |= SlurmFaults(self._runner, clock).table()
 
     def _reach(self, job: Job) -> Reach:
@@ -72,17 +71,12 @@ class SlurmStage(Stage):
         return {"SLURM_JOB_ID": job.job_id, "SLURM_CONF": conf} if conf else None
 
     def _places(self, job: Job) -> tuple[str, ...]:
-        """Where to look for the job's processes, one by one."""
         info = JobFolder(job.folder).read_info()
         return info.nodes if info else ()
 
     def _diagnoses(self, job: Job, folder: Path) -> Diagnoses:
-        accounts: Diagnoses = {
-            f"processes-{place}": partial(process_accounts, job, self._reach(job), place, folder / "processes")
-            for place in self._places(job)
-        }
         slurm = partial(slurm_answers, self._runner, folder / "slurm")
-        return super()._diagnoses(job, folder) | accounts | {"slurm": slurm}
+        return super()._diagnoses(job, folder) | {"slurm": slurm}
 
 
 PROOF_S = 5.0

@@ -150,13 +150,9 @@ class SlurmFaults:
         if name:
             return FaultResult(at=at, proof=f"`{' '.join(command)}`: Slurm has sent it")
 
-        def ending() -> str | None:
-            state = self._show(job)["JobState"]
-            return f"Slurm says that job {job} is {state}" if state in proofs else None
-
         proofs = ("CANCELLED",) if before == "COMPLETING" else _ENDING
-        what = f"job {job} to be {' or '.join(proofs)}"
-        return FaultResult(at=at, proof=self._seen(ending, what, PROOF_S))
+        proof = self._reached(job, proofs, f"job {job} to be {' or '.join(proofs)}", PROOF_S)
+        return FaultResult(at=at, proof=proof)
 
     def requeue(self, arguments: Arguments, scene: Scene) -> FaultResult:
         # How often it was restarted before: a job may be back in the queue, or even run again, before Slurm is asked.
@@ -238,17 +234,17 @@ class SlurmFaults:
         """A job from a partition of higher priority takes the nodes for a while, and the flow's job stands still."""
         job, at, lasts_s = scene.job.job_id, self._clock.wall(), round(float(arguments["lasts"]))
         rival = self._submit_rival(job, ["PreemptMode=SUSPEND"], f"sleep {lasts_s}", "PreemptMode=OFF")
-        proof = self._reached(job, "SUSPENDED", f"job {rival} to take the nodes", SCHEDULING_S)
-        self._reached(job, "RUNNING", f"job {job} to run again", lasts_s + SCHEDULING_S)
+        proof = self._reached(job, ("SUSPENDED",), f"job {rival} to take the nodes", SCHEDULING_S)
+        self._reached(job, ("RUNNING",), f"job {job} to run again", lasts_s + SCHEDULING_S)
         return FaultResult(at=at, proof=f"job {rival} came first: {proof}")
 
     def suspend(self, arguments: Arguments, scene: Scene) -> FaultResult:
         job, at = scene.job.job_id, self._clock.wall()
         self._ask("scontrol", "suspend", job)
-        proof = self._reached(job, "SUSPENDED", f"job {job} to be suspended", PROOF_S)
+        proof = self._reached(job, ("SUSPENDED",), f"job {job} to be suspended", PROOF_S)
         self._clock.sleep(float(arguments["lasts"]))
         self._ask("scontrol", "resume", job)
-        self._reached(job, "RUNNING", f"job {job} to run again", PROOF_S)
+        self._reached(job, ("RUNNING",), f"job {job} to run again", PROOF_S)
         return FaultResult(at=at, proof=proof)
 
     # ---- nodes
@@ -279,11 +275,12 @@ class SlurmFaults:
             raise FaultFailed(f"`{' '.join(command)}`: {output.reason}")
         return output.stdout
 
-    def _reached(self, job: str, state: str, what: str, within_s: float) -> str:
-        """The proof that Slurm holds the job for being in this state. Raises FaultFailed."""
+    def _reached(self, job: str, states: Sequence[str], what: str, within_s: float) -> str:
+        """The proof that Slurm holds the job for being in one of these states. Raises FaultFailed."""
 
         def look() -> str | None:
-            return f"Slurm says that job {job} is {state}" if self._show(job)["JobState"] == state else None
+            state = self._show(job)["JobState"]
+            return f"Slurm says that job {job} is {state}" if state in states else None
 
         return self._seen(look, what, within_s)
 

@@ -331,7 +331,7 @@ def parse_pattern(raw: Any, kind: Any) -> Pattern:
         return _null(kind)
     if isinstance(raw, Mapping):
         return _parse_mapping(raw, kind)
-    if (a_tuple := _option(kind, tuple)) is None:
+    if (a_tuple := option_of(kind, tuple)) is None:
         raise Misfit(f"must be {_describe(kind)}, not a list")
     inner = get_args(a_tuple)
     # `tuple[str, ...]` takes any length, `tuple[int, float]` its own only.
@@ -350,7 +350,7 @@ def _parse_text(raw: str, kind: Any) -> Pattern:
         return Capture(name)
     if raw.startswith("~"):
         text = raw[1:].strip()
-        if _option(kind, str) is None:
+        if option_of(kind, str) is None:
             raise Misfit(f"`~` searches in text, and this is {_describe(kind)}")
         try:
             return Matches(re.compile(text))
@@ -359,7 +359,7 @@ def _parse_text(raw: str, kind: Any) -> Pattern:
     for sign in OPERATORS:  # `>=` before `>`
         if raw.startswith(sign):
             text = raw.removeprefix(sign).strip()
-            if sign != "!=" and _option(kind, int) is None and _option(kind, float) is None:
+            if sign != "!=" and option_of(kind, int) is None and option_of(kind, float) is None:
                 raise Misfit(f"`{sign}` compares numbers, and this is {_describe(kind)}")
             if sign == "!=" and text in NULLS:
                 return Compares(sign, _null(kind))
@@ -376,10 +376,10 @@ def _null(kind: Any) -> Equals:
 
 def _parse_mapping(raw: Mapping[str, Any], kind: Any) -> Pattern:
     """Of a list or mapping: `contains` and `length`; of a record: its fields; of a mapping: its keys."""
-    of_dict, record = _option(kind, dict), _record(kind)
+    of_dict, record = option_of(kind, dict), record_of(kind)
     found: dict[Any, Pattern] = {}
     # First: of a mapping these two words are never keys of its own.
-    if (many := _option(kind, tuple) or of_dict) is not None and raw and raw.keys() <= {"contains", "length"}:
+    if (many := option_of(kind, tuple) or of_dict) is not None and raw and raw.keys() <= {"contains", "length"}:
         for key, of in (("contains", get_args(many)[0]), ("length", int)):
             if key in raw:
                 with below(key):
@@ -428,11 +428,12 @@ def _options(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def _option(kind: Any, wanted: type) -> Any:
+def option_of(kind: Any, wanted: type) -> Any:
+    """What the type lists of this kind, such as `tuple[int, ...]`; None: nothing."""
     return next((option for option in _options(kind) if (get_origin(option) or option) is wanted), None)
 
 
-def _record(kind: Any) -> type[msgspec.Struct] | None:
+def record_of(kind: Any) -> type[msgspec.Struct] | None:
     """The record that the type lists, if it lists one."""
     records = (option for option in _options(kind) if isinstance(option, type) and issubclass(option, msgspec.Struct))
     return next(records, None)
@@ -446,7 +447,7 @@ def _describe(kind: Any) -> str:
             found.append(f"one of {', '.join(get_args(option))}")
         elif isinstance(option, type) and issubclass(option, enum.Enum):
             found.append(f"one of {', '.join(option)}")
-        elif _record(option) is not None:
+        elif record_of(option) is not None:
             found.append("a mapping of its fields")
         else:
             found.append(_WORDS[get_origin(option) or option])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
-
-import msgspec
+from typing import Any
 
 from nvrx_slurm.jobspec.reading import Block, keys_of
 from nvrx_slurm.jobspec.schema import DIALECT, block_schema
 from nvrx_slurm.journal.records import RENAMED_EVENTS
 from nvrx_slurm.lab.flow.faults import FAULTS
 from nvrx_slurm.lab.flow.load import ClusterNeeds, FlowFile, FlowLimits
-from nvrx_slurm.lab.flow.parsing import STATES
+from nvrx_slurm.lab.flow.parsing import STATES, option_of, record_of
 from nvrx_slurm.lab.flow.patterns import EVENTS, FIELDS
 
 Schema = dict[str, Any]
@@ -89,10 +87,9 @@ def _events() -> dict[str, Schema]:
     for event, record in EVENTS.items():
         fields: dict[str, Schema] = {}
         for name, kind in FIELDS[event].items():  # what may stand for a field of this type
-            origins = {get_origin(option) for option in (kind, *get_args(kind))}
-            if tuple in origins:
+            if option_of(kind, tuple):
                 types = ["array", "string", "object"]
-            elif dict in origins or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            elif option_of(kind, dict) or record_of(kind):
                 types = ["object", "string"]
             else:
                 types = _SCALARS

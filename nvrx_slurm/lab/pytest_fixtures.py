@@ -127,7 +127,7 @@ class Jobs:
             if self._kind == "slurm":
                 self._hold.queue(self.environment)
         job = Job(hand_over(prepared, cluster=self._kind), folder=base, cluster=self._kind)
-        self._hold.job(job, self.environment)
+        self._hold.job(job)
         self._jobs.append(job)
         return job
 

@@ -42,7 +42,7 @@ class Held:
     def cluster(self, name):
         self.things.append(name)
 
-    def job(self, job, environment):
+    def job(self, job):
         self.things.append(job.job_id)
 
     def process(self, pid):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -48,18 +48,18 @@ class HeldCluster(Record, frozen=True, kw_only=True, tag_field="held", tag="clus
 
 
 class HeldQueue(Record, frozen=True, kw_only=True, tag_field="held", tag="queue"):
-    """Jobs may be submitted to this Slurm, with scripts that lie in the attempt's folder."""
+    """Jobs may be submitted to this Slurm, with scripts that lie in the attempt's folder. `environment`: what Slurm's
+    programs need, to find it."""
 
     environment: dict[str, str]
 
 
 class HeldJob(Record, frozen=True, kw_only=True, tag_field="held", tag="job"):
-    """A job that was submitted. `environment`: what Slurm's programs need, to find it."""
+    """A job that was submitted."""
 
     job_id: str
     base: str  # its folder is `<base>/<job id>`
     cluster: Literal["slurm", "local"]
-    environment: dict[str, str]
 
 
 class HeldProcess(Record, frozen=True, kw_only=True, tag_field="held", tag="process"):
@@ -91,10 +91,9 @@ class CleanupList:
         """A job is about to be submitted to this Slurm: it may accept the job and never answer with its id."""
         self._write(HeldQueue(environment=dict(environment)))
 
-    def job(self, job: Job, environment: Mapping[str, str]) -> None:
+    def job(self, job: Job) -> None:
         """A job was submitted."""
-        base = str(job.folder.parent)
-        self._write(HeldJob(job_id=job.job_id, base=base, cluster=job.cluster, environment=dict(environment)))
+        self._write(HeldJob(job_id=job.job_id, base=str(job.folder.parent), cluster=job.cluster))
 
     def process(self, pid: int) -> None:
         """This process, and all below it, must end; one that has ended is fine."""
@@ -133,44 +132,45 @@ ANSWER_S = 5.0
 KILLED_S = 5.0
 
 
-class OwnJobs:
-    """The jobs of one attempt. `environment`: what Slurm's programs need. None is waited for longer than ANSWER_S."""
+def end_jobs(
+    folder: Path, environment: Mapping[str, str], job_ids: Collection[str], patience_s: float, clock: Clock
+) -> None:
+    """Cancel the jobs of one attempt, and kill those that have not ended in time. `environment`: what Slurm's
+    programs need; none of them is waited for longer than ANSWER_S.
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], job_ids: Iterable[str], clock: Clock) -> None:
-        self._folder, self._job_ids, self._clock = folder, set(job_ids), clock
-        self._runner = SystemRunner(environment)
+    Raises WaitTimeout, SlurmUnreachable, FileNotFoundError.
+    """
+    run = SystemRunner(environment)
 
-    def unfinished(self) -> list[str]:
-        """Those that wait, run or complete. Raises SlurmUnreachable, FileNotFoundError."""
-        found = []
-        for line in self._ask("squeue", "--noheader", "--me", "--format=%i|%o").splitlines():
-            job_id, _, script = line.strip().partition("|")
-            # A job whose id never reached the attempt is known by its script.
-            if job_id in self._job_ids or Path(script).is_relative_to(self._folder):
-                found.append(job_id)
-        return found
-
-    def end(self, patience_s: float) -> None:
-        """Cancel them; kill those that have not ended in time. Raises WaitTimeout, SlurmUnreachable."""
-        for flags, timeout_s in (((), patience_s), (("--full", "--signal=KILL"), KILLED_S)):
-            # At first they are asked; the second time `--full` signals the batch script and every step.
-            if left := self.unfinished():
-                log.info("scancel %s", " ".join([*flags, *left]))
-                self._ask("scancel", *flags, *left)
-            try:
-                what = f"jobs of {self._folder} to leave the queue"
-                wait_until(lambda: not self.unfinished(), timeout_s=timeout_s, what=what, clock=self._clock)
-            except WaitTimeout:
-                if flags:
-                    raise
-            else:
-                return
-
-    def _ask(self, *command: str) -> str:
-        output = self._runner(command, timeout_s=ANSWER_S)
+    def ask(*command: str) -> str:
+        output = run(command, timeout_s=ANSWER_S)
         if not output.ok:
             raise SlurmUnreachable(f"{command[0]} failed: {output.reason}")
         return output.stdout
+
+    def unfinished() -> list[str]:
+        """Those that wait, run or complete."""
+        found = []
+        for line in ask("squeue", "--noheader", "--me", "--format=%i|%o").splitlines():
+            job_id, _, script = line.strip().partition("|")
+            # A job whose id never reached the attempt is known by its script.
+            if job_id in job_ids or Path(script).is_relative_to(folder):
+                found.append(job_id)
+        return found
+
+    for flags, timeout_s in (((), patience_s), (("--full", "--signal=KILL"), KILLED_S)):
+        # At first they are asked; the second time `--full` signals the batch script and every step.
+        if left := unfinished():
+            log.info("scancel %s", " ".join([*flags, *left]))
+            ask("scancel", *flags, *left)
+        try:
+            what = f"jobs of {folder} to leave the queue"
+            wait_until(lambda: not unfinished(), timeout_s=timeout_s, what=what, clock=clock)
+        except WaitTimeout:
+            if flags:
+                raise
+        else:
+            return
 
 
 def clean_up(folder: Path, patience_s: float) -> list[str]:
@@ -221,7 +221,7 @@ def clean_up(folder: Path, patience_s: float) -> list[str]:
     for each in held:
         if isinstance(each, HeldQueue):
             of_slurm = [job.job_id for job in jobs if job.cluster == "slurm"]
-            steps.append(partial(OwnJobs(folder, each.environment, of_slurm, clock).end, patience_s))
+            steps.append(partial(end_jobs, folder, each.environment, of_slurm, patience_s, clock))
     steps.append(end_local_jobs)
     for each in held:
         if isinstance(each, HeldCluster):

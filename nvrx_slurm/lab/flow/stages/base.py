@@ -98,7 +98,7 @@ class Stage:
         job_id = self._hand_over(spec, made)
         self.job = just_submitted(job_id, folder=self.jobs, cluster=self.kind, clock=self.clock)
         # At once: from now on the job must not outlive the attempt.
-        self.cleanup.job(self.job, self.environment)
+        self.cleanup.job(self.job)
         return self.job
 
     def _hand_over(self, spec: JobSpec, made: Plan) -> str:

@@ -80,8 +80,8 @@ def test_a_resource_stays_on_the_list_until_all_have_ended(attempt):
     """Each entry is in the list when the call returns; after `nothing` only later entries are."""
     cleanup = CleanupList(attempt)
     cleanup.cluster("ci-1")
-    cleanup.job(Job("7", folder=attempt / "jobs", cluster="local"), {})
-    job = HeldJob(job_id="7", base=str(attempt / "jobs"), cluster="local", environment={})
+    cleanup.job(Job("7", folder=attempt / "jobs", cluster="local"))
+    job = HeldJob(job_id="7", base=str(attempt / "jobs"), cluster="local")
     assert standing(attempt) == [HeldCluster(name="ci-1"), job]
     cleanup.nothing()
     cleanup.process(os.getpid())
@@ -131,7 +131,7 @@ def test_undo_clears_what_killed_agents_left_in_memory(attempt):
     """The folders of a job's nodes, which have the job's own name, are removed."""
     left = Path("/dev/shm") / f"{JobFiles(attempt / 'jobs' / '7').runtime_name}-n1"
     left.mkdir()
-    CleanupList(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"), {})
+    CleanupList(attempt).job(Job("7", folder=attempt / "jobs", cluster="slurm"))
     clean_up(attempt, 0.0)
     assert not left.exists()
 

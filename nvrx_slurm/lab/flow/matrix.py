@@ -128,9 +128,9 @@ class RoleShape:
 
     # ---- what must follow
 
-    def begins(self) -> Iterator[Item]:
-        """Every replica's first rendezvous closes in full."""
-        yield from in_any_order([[self.closed(replica, 0)] for replica in self.replicas])
+    def begins(self, **more: Any) -> Iterator[Item]:
+        """Every replica's first rendezvous closes in full. `more`: of its fields."""
+        yield from in_any_order([[self.closed(replica, 0, **more)] for replica in self.replicas])
 
     def closed(self, replica: str, cycle: int, nodes: int | None = None, **more: Any) -> Item:
         role = next(role for role in self.plan.roles if replica.rpartition("-")[0] == role.name)
@@ -370,12 +370,7 @@ def _job_ends(job: RoleShape) -> Cases:
 
 
 def _next_generation_runs(job: RoleShape) -> Cases:
-    def of_next_generation(item: Item) -> Item:
-        if "any_order" in item:
-            return {"any_order": [of_next_generation(branch) for branch in item["any_order"]]}
-        return {"rendezvous_closed": {**item["rendezvous_closed"], "generation": 1}}
-
-    again = ({"job_started": {"generation": 1}}, *map(of_next_generation, job.begins()))
+    again = ({"job_started": {"generation": 1}}, *job.begins(generation=1))
     faults: tuple[Item, ...] = (
         {"when": job.at_work(), "do": {"requeue": {}}},
         {NOTE: HELD_BACK, "when": {"event": "job_ended"}, "do": {"release": {}}},

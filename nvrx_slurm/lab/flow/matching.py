@@ -352,7 +352,6 @@ class FlowMatcher:
         self._faults_at: list[float] = []
         self._named: dict[str, Any] = {}
         self._over: str | None = None
-        self._nearest: tuple[UnmetExpectation, int, Nearest | None] | None = None
         self._evaluation = self._start()
 
     def feed(self, entry: Entry) -> None:
@@ -396,15 +395,13 @@ class FlowMatcher:
         evaluation, history, unmet = self._evaluation, self._history, self._evaluation.unmet
         if unmet is None:
             return None
-        # The search reads the whole history: it is repeated only when there is more of it.
-        if self._nearest is None or self._nearest[:2] != (unmet, len(history)):
-            self._nearest = (unmet, len(history), _nearest_entry(evaluation, unmet, history))
         last = unmet.moment - 1
         around = tuple(history[max(0, last - AROUND) : last + 1 + AROUND])
         unbound = [name for name in unmet.item.event.captures() if name in evaluation.promised]
         why = f"; ${unbound[0]} has no value yet: the fault that names it has not happened" if unbound else ""
         expected = unmet.item.describe(evaluation.bindings)
-        return Miss(unmet.item.line, expected, unmet.reason + why, around, self._nearest[2])
+        nearest = _nearest_entry(evaluation, unmet, history)
+        return Miss(unmet.item.line, expected, unmet.reason + why, around, nearest)
 
     @property
     def settled(self) -> bool:

@@ -128,7 +128,8 @@ class _Suite:
         # Before the first attempt: no agent of a job starts until its lease has changed once.
         lease = asyncio.create_task(self._keep_lease())
         longest_first = sorted(flows, key=lambda flow: -flow.wall_s)  # so that none is left to run alone
-        ended = await asyncio.gather(*map(self._flow, longest_first))
+        outcomes = {flow.file: asyncio.create_task(self._flow(flow)) for flow in longest_first}
+        ended = await asyncio.gather(*(outcomes[flow.file] for flow in flows))
         lease.cancel()
         if self._notices is not None:
             os.close(self._notices)
@@ -143,12 +144,11 @@ class _Suite:
         else:
             broken = (flow.name for flow in ended if flow.status == "broken")
             exit_code = max((self._exit_codes[name] for name in broken), default=EXIT_DONE)
-        order = {flow.file: place for place, flow in enumerate(flows)}
         return SuiteOutcome(
             stage=self._options.stage,
             began_at=began_at,
             took_s=self._clock.monotonic() - began,
-            flows=tuple(sorted(ended, key=lambda flow: order[Path(flow.file)])),
+            flows=tuple(ended),
             exit_code=exit_code,
             note=note,
         )
@@ -160,13 +160,10 @@ class _Suite:
         if self._options.stage in flow.on:
             # One place for all attempts of a flow: a retry does not wait behind all other flows.
             async with self._places:
-                attempts.append(await self._attempt(flow, 1))
-                while (
-                    attempts[-1].verdict in ("failed", "broken")
-                    and len(attempts) <= self._options.retries
-                    and self._ending is None
-                ):
-                    attempts.append(await self._attempt(flow, len(attempts) + 1))
+                for number in range(1, self._options.retries + 2):
+                    attempts.append(await self._attempt(flow, number))
+                    if attempts[-1].verdict not in ("failed", "broken") or self._ending:
+                        break
         else:
             left_out = f"not for this stage: it runs on {', '.join(flow.on)}"
         outcome = FlowOutcome(

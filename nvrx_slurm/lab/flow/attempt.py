@@ -138,7 +138,7 @@ class AttemptRun:
         # The job ends once the run's lease is no longer touched.
         lease = (("lease.file", spec.lease), ("lease.timeout", LEASE_S))
         flow = dataclasses.replace(flow, overrides=(*flow.overrides, *lease))
-        with open_stage(flow, spec.stage, self._folder.path, self._cleanup) as stage:
+        with contextlib.closing(open_stage(flow, spec.stage, self._folder.path, self._cleanup)) as stage:
             log.info("the stage %s is open", stage.name)
             # From here on Slurm's programs, and readers of the job, find the stage's cluster by the environment.
             env.adopt(stage.environment)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -49,7 +49,7 @@ Diagnoses = dict[str, Callable[[], object]]
 
 
 class Stage:
-    """Where a flow runs. A context manager: at its end nothing that it started is left.
+    """Where a flow runs. Once it is closed nothing that it started is left.
 
     `jobs`: the base folder of its jobs; `injectors`: the faults that it can make; `cleanup` gets everything that must
     not outlive the attempt, before it exists or right after.
@@ -185,9 +185,3 @@ class Stage:
     def close(self) -> None:
         """End all that the stage started."""
         self.started.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

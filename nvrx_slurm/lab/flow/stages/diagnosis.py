@@ -17,7 +17,7 @@ from nvrx_slurm.util.files import JobFiles
 from nvrx_slurm.util.log import get_logger
 from nvrx_slurm.util.threads import in_thread
 
-DUMP_S, ACCOUNTS_S, ANSWER_S = 8.0, 8.0, 5.0
+DUMP_S, ANSWER_S = 8.0, 5.0
 STEP_S = 20.0
 TAIL_LINES = 200
 
@@ -62,7 +62,7 @@ def worker_stacks(job: Job, out: Path) -> None:
 
 def process_accounts(job: Job, reach: Reach, node: str, out: Path) -> None:
     """Stacks and /proc of each process of the job on a node, the control plane included. Raises FaultFailed."""
-    reach(AccountOrder(folder=str(job.folder), out=str(out), timeout_s=ACCOUNTS_S, node=node), node)
+    reach(AccountOrder(folder=str(job.folder), out=str(out), node=node), node)
 
 
 def slurm_answers(runner: Runner, out: Path) -> None:

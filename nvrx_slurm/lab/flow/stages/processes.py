@@ -195,7 +195,7 @@ def _named(pids: Iterable[int]) -> str:
     return f"process {numbers[0]} is" if len(numbers) == 1 else f"processes {', '.join(map(str, numbers))} are"
 
 
-MOST_PROCESSES = 128
+MOST_PROCESSES, ACCOUNTS_S = 128, 8.0
 # What is known by its command line; the first words that fit count.
 _CALLED = {
     "nvrx_slurm.batch": "batch host",  # whose line ends in srun's, and that in the agent's
@@ -236,12 +236,12 @@ def _name(pid: int, line: str) -> str:
     return f"{name} on {node}" if node else name
 
 
-async def write_accounts(folder: Path, out: Path, timeout_s: float, node: str = "") -> list[Path]:
+async def write_accounts(folder: Path, out: Path, node: str) -> list[Path]:
     """One file a process: its stacks, as far as py-spy sees them, and what /proc says. Bounded; stops no process.
 
     No process is sent a signal: workers' own stacks come by the job's dump.
     """
     pids = processes_of(folder, node=node)[:MOST_PROCESSES]
     groups = {f"{_name(pid, command_line(pid))} pid {pid}": [pid] for pid in pids}
-    report = await dump(groups, dump_dir=out / "no-signals", out=out, why="diagnosis", timeout_s=timeout_s)
+    report = await dump(groups, dump_dir=out / "no-signals", out=out, why="diagnosis", timeout_s=ACCOUNTS_S)
     return sorted(report.files.values())

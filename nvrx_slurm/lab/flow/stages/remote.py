@@ -66,7 +66,6 @@ class AccountOrder(Record, frozen=True, kw_only=True, tag="account"):
 
     folder: str
     out: str
-    timeout_s: float
     node: str = ""
 
 
@@ -87,8 +86,8 @@ def carry_out(order: Order, clock: Clock) -> FaultResult:
             return apply(order, clock)
         case Revocation():
             return revoke(order, clock)
-        case AccountOrder(folder=folder, out=out, timeout_s=timeout_s, node=node):
-            files = asyncio.run(write_accounts(Path(folder), Path(out), timeout_s, node))
+        case AccountOrder(folder=folder, out=out, node=node):
+            files = asyncio.run(write_accounts(Path(folder), Path(out), node))
             return FaultResult(at=clock.wall(), proof=f"written: {', '.join(map(str, files)) or 'nothing'}")
 
 

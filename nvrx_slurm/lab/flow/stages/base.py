@@ -124,10 +124,8 @@ class Stage:
             raise FaultFailed(f"{action} cannot be done on the stage {self.name}")
         try:
             hit = self.injectors[action](resolved(arguments, scene.bindings), scene)
-        except FaultFailed:
-            raise
         except (NvrxError, OSError) as error:
-            raise FaultFailed(f"{action}: {error}") from error
+            raise FaultFailed(str(error)) from error
         self._note_killed(action, hit, scene)
         return hit
 

@@ -36,7 +36,7 @@ class Scene:
     bindings: Mapping[str, Any]
 
 
-# Makes one fault happen. Raises FaultFailed.
+# Makes one fault happen. Raises NvrxError, OSError: it did not happen.
 Injector = Callable[[Arguments, Scene], FaultResult]
 
 Target = Literal["worker", "agent", "supervisor", "node", "controller", "store", "batch_host"]

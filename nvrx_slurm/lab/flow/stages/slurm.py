@@ -14,7 +14,7 @@ from nvrx_slurm.cluster.commands import Runner, SlurmPrograms, SystemRunner
 from nvrx_slurm.cluster.slurm import SlurmCluster
 from nvrx_slurm.cluster.slurm_text import fields_of
 from nvrx_slurm.cluster.states import JobState
-from nvrx_slurm.errors import FaultFailed, SlurmUnreachable, UnreachableError, WaitTimeout
+from nvrx_slurm.errors import FaultFailed, SlurmUnreachable
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.journal.folder import JobFolder
 from nvrx_slurm.lab.devcluster.processes import wait_until
@@ -267,16 +267,13 @@ class SlurmFaults:
         return fields_of(self._ask("scontrol", "--oneliner", "show", "job", job))
 
     def _ask(self, *command: str) -> str:
-        try:
-            output = self._programs.ask(*command)
-        except UnreachableError as error:
-            raise FaultFailed(str(error)) from None
+        output = self._programs.ask(*command)
         if not output.ok:
             raise FaultFailed(f"`{' '.join(command)}`: {output.reason}")
         return output.stdout
 
     def _reached(self, job: str, states: Sequence[str], what: str, within_s: float) -> str:
-        """The proof that Slurm holds the job for being in one of these states. Raises FaultFailed."""
+        """The proof that Slurm holds the job for being in one of these states. Raises WaitTimeout."""
 
         def look() -> str | None:
             state = self._show(job)["JobState"]
@@ -285,8 +282,5 @@ class SlurmFaults:
         return self._seen(look, what, within_s)
 
     def _seen(self, look: Callable[[], str | None], what: str, within_s: float) -> str:
-        """What `look` returns, as soon as that is not None. Raises FaultFailed."""
-        try:
-            return wait_until(look, timeout_s=within_s, what=what, clock=self._clock)
-        except WaitTimeout as error:
-            raise FaultFailed(str(error)) from None
+        """What `look` returns, as soon as that is not None. Raises WaitTimeout."""
+        return wait_until(look, timeout_s=within_s, what=what, clock=self._clock)

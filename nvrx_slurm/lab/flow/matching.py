@@ -37,19 +37,13 @@ _Key = tuple[str, str | None, Any]
 
 @dataclass(slots=True)
 class ExpectationCursor:
-    """A list of expectations and the next one to open. `branch_of`: the `any_order` that it is a branch of."""
+    """A list of expectations and the next one to open. `open_branches`: of its `any_order` that is under way; it goes
+    on once none is open. `branch_of`: the list whose `any_order` this one is a branch of."""
 
     items: Sequence[Expectation]
-    branch_of: OpenBranches | None = None
+    branch_of: ExpectationCursor | None = None
     next: int = 0
-
-
-@dataclass(slots=True)
-class OpenBranches:
-    """An `any_order` under way: the list that goes on once no branch is open."""
-
-    rest: ExpectationCursor
-    open: int
+    open_branches: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -214,9 +208,9 @@ class Evaluation:
             cursor.next += 1
             if isinstance(item, AnyOrder):
                 # The last branch to end goes on with the list, by its own cursor's `branch_of`.
-                open_branches = OpenBranches(cursor, open=len(item.branches))
+                cursor.open_branches = len(item.branches)
                 for branch in item.branches:
-                    self._advance(ExpectationCursor(branch, open_branches), since)
+                    self._advance(ExpectationCursor(branch, cursor), since)
                 return
             if isinstance(item, (Never, Count)):
                 self._watches.append(OpenWatch(item, since))
@@ -228,10 +222,10 @@ class Evaluation:
             self._index.add(pending)
             if waits:
                 return
-        if (branches := cursor.branch_of) is not None:
-            branches.open -= 1
-            if branches.open == 0:
-                self._advance(branches.rest, since)
+        if (whole := cursor.branch_of) is not None:
+            whole.open_branches -= 1
+            if whole.open_branches == 0:
+                self._advance(whole, since)
 
     # ------------------------------------------------------------------------------- what an entry is taken for
 

@@ -90,7 +90,8 @@ class RoleShape:
         self.plan, self.role, self.stage = plan, role, stage
         self.bounds = plan.fault_tolerance
         self.replica = replica_id(role.name, 0)
-        self.replicas = [replica_id(each.name, index) for each in plan.roles for index in range(each.replicas)]
+        # Every replica of the job → its role.
+        self.replicas = {replica_id(each.name, index): each for each in plan.roles for index in range(each.replicas)}
         self.restarts = role.on_failure in ("restart_replica", "restart_job")
         self.last_rank = role.nodes_per_replica * role.workers_per_node - 1
         self.whose = self.named(self.replica)
@@ -133,8 +134,7 @@ class RoleShape:
         yield from in_any_order([[self.closed(replica, 0, **more)] for replica in self.replicas])
 
     def closed(self, replica: str, cycle: int, nodes: int | None = None, **more: Any) -> Item:
-        role = next(role for role in self.plan.roles if replica.rpartition("-")[0] == role.name)
-        size = {"nodes": {"length": role.nodes_per_replica if nodes is None else nodes}}
+        size = {"nodes": {"length": self.replicas[replica].nodes_per_replica if nodes is None else nodes}}
         return {"rendezvous_closed": {**self.named(replica), "cycle": cycle, **size, **more}}
 
     def decided(self, cycle: int = 0, action: str | None = None) -> Item:

@@ -10,8 +10,9 @@ import difflib
 import enum
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -56,6 +57,8 @@ from nvrx_slurm.lab.flow.patterns import (
 from nvrx_slurm.lab.flow.problems import Problems, below, nearest
 from nvrx_slurm.util.durations import parse_duration
 
+_T = TypeVar("_T")
+
 STATES: tuple[JobStateName, ...] = get_args(JobStateName)
 ITEM_EXAMPLE = "job_ended: {exit_code: 0}"
 TRIGGER_EXAMPLE = "when: {event: node_joined}"
@@ -88,11 +91,7 @@ _WORDS: dict[Any, str] = {
 
 def read_expectations(problems: Problems, raw: Sequence[Any], at: KeyPath) -> tuple[Expectation, ...]:
     """The items of a list that stands at the key path `at`."""
-    found: list[Expectation] = []
-    for index, item in enumerate(raw):
-        with problems.caught(*at, index):
-            found.append(_expectation(problems, item, (*at, index)))
-    return tuple(found)
+    return _each(problems, raw, at, partial(_expectation, problems))
 
 
 def _expectation(problems: Problems, raw: Any, at: KeyPath) -> Expectation:
@@ -108,17 +107,7 @@ def _expectation(problems: Problems, raw: Any, at: KeyPath) -> Expectation:
         listed = item[head]
         if not isinstance(listed, list) or not listed:
             raise Misfit("must be a list of items, or of lists of items", head)
-        branches: list[tuple[Expectation, ...]] = []
-        for index, branch in enumerate(listed):
-            here = (*at, head, index)
-            if branch == []:
-                problems.add("a branch without an item expects nothing", *here)
-            elif isinstance(branch, list):
-                branches.append(read_expectations(problems, branch, here))
-            else:
-                with problems.caught(*here):
-                    branches.append((_expectation(problems, branch, here),))
-        return AnyOrder(line, tuple(branches))
+        return AnyOrder(line, _each(problems, listed, (*at, head), partial(_branch, problems)))
     if head not in _BESIDE:
         return Happens(line, _event(problems, head, item[head], at), _duration(item, "within"))
 
@@ -141,26 +130,29 @@ def _expectation(problems: Problems, raw: Any, at: KeyPath) -> Expectation:
     return Count(line, events[head], wanted, events.get("until"))
 
 
+def _branch(problems: Problems, raw: Any, at: KeyPath) -> tuple[Expectation, ...]:
+    if raw == []:
+        raise Misfit("a branch without an item expects nothing")
+    return read_expectations(problems, raw, at) if isinstance(raw, list) else (_expectation(problems, raw, at),)
+
+
 # ------------------------------------------------------------------------------------------------- faults
 
 
 def read_faults(problems: Problems, raw: Sequence[Any], at: KeyPath) -> tuple[Fault, ...]:
     """The faults of a list that stands at the key path `at`."""
-    found: list[Fault] = []
-    for index, item in enumerate(raw):
-        with problems.caught(*at, index):
-            found.append(_fault(problems, item, index + 1, len(raw), (*at, index)))
-    return tuple(found)
+    return _each(problems, raw, at, partial(_fault, problems, len(raw)))
 
 
-def _fault(problems: Problems, raw: Any, number: int, count: int, at: KeyPath) -> Fault:
+def _fault(problems: Problems, count: int, raw: Any, at: KeyPath) -> Fault:
+    number = int(at[-1]) + 1  # its place in the list, from 1
     item = _mapping(raw, f"{{{TRIGGER_EXAMPLE}, {DO_EXAMPLE}}}")
     _check_keys(item, ("when", "do", "as"), beside="do")
     for key, example in (("when", TRIGGER_EXAMPLE), ("do", DO_EXAMPLE)):
         if key not in item:
             raise Misfit(f"needs `{key}`, as in `{example}`")
     with below("when"):
-        when = read_trigger(problems, item["when"], (*at, "when"), count)
+        when = read_trigger(problems, count, item["when"], (*at, "when"))
     with below("do"):
         action, given = _only_key(item["do"], DO_EXAMPLE)
         if action not in FAULTS:
@@ -189,7 +181,7 @@ def _fault(problems: Problems, raw: Any, number: int, count: int, at: KeyPath) -
     return Fault(number, problems.line(at), when, action, arguments, binds)
 
 
-def read_trigger(problems: Problems, raw: Any, at: KeyPath, count: int) -> Trigger:
+def read_trigger(problems: Problems, count: int, raw: Any, at: KeyPath) -> Trigger:
     """The trigger that stands at the key path `at`. `count`: how many faults the file has. Raises Misfit."""
     said = _mapping(raw, TRIGGER_EXAMPLE)
     heads = [head for head in _TRIGGERS if head in said]
@@ -211,11 +203,8 @@ def read_trigger(problems: Problems, raw: Any, at: KeyPath, count: int) -> Trigg
         return OnFault(int(value), after_s)
     if not isinstance(value, list) or not value:
         raise Misfit("must be a list of triggers", head)
-    parts: list[Trigger] = []
-    for index, part in enumerate(value):
-        with problems.caught(*at, head, index):
-            parts.append(read_trigger(problems, part, (*at, head, index), count))
-    return OnSeveral(tuple(parts), head == "all", after_s)
+    parts = _each(problems, value, (*at, head), partial(read_trigger, problems, count))
+    return OnSeveral(parts, head == "all", after_s)
 
 
 def _on_event(problems: Problems, said: Mapping[str, Any], at: KeyPath) -> OnEvent:
@@ -246,7 +235,18 @@ def _on_event(problems: Problems, said: Mapping[str, Any], at: KeyPath) -> OnEve
     return OnEvent(pattern, int(times), _duration(said, "after") or 0.0)
 
 
-# ------------------------------------------------------------------------------------------- events, mappings
+# -------------------------------------------------------------------------------------- lists, events, mappings
+
+
+def _each(
+    problems: Problems, raw: Sequence[Any], at: KeyPath, read_item: Callable[[Any, KeyPath], _T]
+) -> tuple[_T, ...]:
+    """What `read_item` makes of each item of a list. One that cannot be read is a problem, and left out."""
+    found: list[_T] = []
+    for index, item in enumerate(raw):
+        with problems.caught(*at, index):
+            found.append(read_item(item, (*at, index)))
+    return tuple(found)
 
 
 def _event(problems: Problems, event: str, raw: Any, at: KeyPath) -> EventPattern:

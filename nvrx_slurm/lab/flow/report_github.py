@@ -142,7 +142,7 @@ def markdown(outcome: SuiteOutcome, base: Path | None = None, room_bytes: int = 
     """
     page = _BoundedText(room_bytes - SPARE_BYTES)
     note = f"\n\n{_cell(outcome.note)}" if outcome.note else ""
-    title = f"## {in_all(outcome)} on {_cell(outcome.stage)} in {seconds(outcome.took_s)}{note}"
+    title = f"## {click.unstyle(in_all(outcome))} on {_cell(outcome.stage)} in {seconds(outcome.took_s)}{note}"
     if not page.add(f"{title}\n\n{_line(COLUMNS)}{_line(('---',) * len(COLUMNS))}"):
         return ""
     flows = worst_first(outcome)

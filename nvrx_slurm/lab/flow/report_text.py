@@ -89,12 +89,8 @@ def closing(outcome: SuiteOutcome, base: Path | None = None) -> list[str]:
 
 def summary(outcome: SuiteOutcome) -> str:
     """`24 passed, 1 flaky, 1 failed on dev in 4m 10s`."""
-    parts = [
-        click.style(f"{count} {STYLES[status].word}", fg=STYLES[status].color, bold=status not in WELL)
-        for status, count in counts(outcome).items()
-    ]
     note = f" ({plain(outcome.note)})" if outcome.note else ""
-    return f"{', '.join(parts) or 'no flow'} on {outcome.stage} in {seconds(outcome.took_s)}{note}"
+    return f"{in_all(outcome)} on {outcome.stage} in {seconds(outcome.took_s)}{note}"
 
 
 def plain(text: str) -> str:
@@ -119,8 +115,12 @@ def counts(outcome: SuiteOutcome) -> dict[Status, int]:
 
 
 def in_all(outcome: SuiteOutcome) -> str:
-    """`24 passed, 1 flaky, 1 failed`."""
-    return ", ".join(f"{count} {STYLES[status].word}" for status, count in counts(outcome).items()) or "no flow"
+    """`24 passed, 1 flaky, 1 failed`, in colours."""
+    parts = [
+        click.style(f"{count} {STYLES[status].word}", fg=STYLES[status].color, bold=status not in WELL)
+        for status, count in counts(outcome).items()
+    ]
+    return ", ".join(parts) or "no flow"
 
 
 def place(finding: FlowFinding, base: Path | None = None) -> str:

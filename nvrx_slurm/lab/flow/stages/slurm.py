@@ -90,13 +90,10 @@ REVOKED_S = 2.0
 PREEMPTING = "flow-preempts"
 
 # What slurm.conf must say for a fault.
+_REQUEUES = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
 SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "preempt": {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"},
-    "preempt_with_notice": {
-        "PreemptType": "preempt/partition_prio",
-        "PreemptMode": "REQUEUE",
-        "SlurmctldParameters": "preempt_send_user_signal",
-    },
+    "preempt": _REQUEUES,
+    "preempt_with_notice": _REQUEUES | {"SlurmctldParameters": "preempt_send_user_signal"},
     "preempt_by_suspending": {
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "SUSPEND,GANG",

@@ -24,7 +24,7 @@ from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import env
 from nvrx_slurm.jobspec.deprecated import translate_deprecated
 from nvrx_slurm.jobspec.model import FOLLOWS, JobSpec
-from nvrx_slurm.jobspec.reading import ValueRule, block_of, dotted, read, rule_below, together, written
+from nvrx_slurm.jobspec.reading import ValueRule, block_of, by_path, dotted, read, rule_below, together, written
 from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_site_files, read_value, read_yaml
 
 # The origin of what a job without a file takes from its command, such as its name.
@@ -90,15 +90,7 @@ class Loaded(Struct, frozen=True):
 
     def values(self) -> dict[KeyPath, Any]:
         """Each key with its value as job.yaml holds it, defaults included."""
-        values: dict[KeyPath, Any] = {}
-        blocks: list[tuple[KeyPath, Any]] = [((), written(self.spec))]
-        while blocks:
-            path, value = blocks.pop()
-            if isinstance(value, dict) and value:
-                blocks += [((*path, key), inner) for key, inner in reversed(value.items())]
-            else:
-                values[path] = value
-        return values
+        return dict(by_path(written(self.spec)))
 
     def origins(self) -> dict[str, tuple[str, str]]:
         """Each key in one word → its value in JSON, and where that came from: `origins.json` in the job's folder. A

@@ -308,6 +308,15 @@ def dotted(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
+def by_path(data: Mapping[str, Any], at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that is no mapping, or an empty one, with its path, in the order of the mappings."""
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            yield from by_path(value, (*at, key))
+        else:
+            yield (*at, key), value
+
+
 def together(found: Sequence[ConfigError]) -> ConfigError:
     """One error that lists all of these, in the order of their files and lines."""
     if len(found) == 1:

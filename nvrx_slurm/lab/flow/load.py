@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,9 +13,9 @@ from msgspec import field
 from nvrx_slurm.errors import ConfigError, UsageError
 from nvrx_slurm.jobspec import load as jobs
 from nvrx_slurm.jobspec.plan import Plan, plan
-from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, dotted, read, together
+from nvrx_slurm.jobspec.reading import After, Before, Block, Schema, by_path, dotted, read, together
 from nvrx_slurm.jobspec.values import AS_LIST, Duration, Line, Name, Nodes, Size
-from nvrx_slurm.jobspec.yamlfile import KeyPath, YamlFile, read_yaml
+from nvrx_slurm.jobspec.yamlfile import YamlFile, read_yaml
 from nvrx_slurm.lab.flow.artifacts import RUN_FILES
 from nvrx_slurm.lab.flow.faults import FAULTS, NEEDS
 from nvrx_slurm.lab.flow.model import (
@@ -175,7 +175,7 @@ def load_flow(path: Path) -> Flow:
         about=form.about,
         file=path,
         job=path.parent / form.job,
-        overrides=tuple((dotted(key), value) for key, value in _overrides(form.overrides)),
+        overrides=tuple((dotted(key), value) for key, value in by_path(form.overrides)),
         on=form.on,
         nodes=form.cluster.nodes or job.total_nodes,
         cluster=form.cluster,
@@ -197,7 +197,7 @@ def _plan_of_job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
         problems.add(f"there is no file {job_file}; in that folder, {near}", "job")
         return None
     flags: dict[str, tuple[str, Any]] = {}
-    for at, value in _overrides(overrides):
+    for at, value in by_path(overrides):
         key = dotted(at)
         # `slurm: {time: …}` and `slurm.time: …` in one file: neither is stronger.
         if any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in flags):
@@ -210,15 +210,6 @@ def _plan_of_job(path: Path, file: YamlFile, problems: Problems) -> Plan | None:
     except UsageError as error:
         problems.found.append(error if isinstance(error, ConfigError) else ConfigError(str(error)))
         return None
-
-
-def _overrides(said: Mapping[str, Any], at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value with its path: keys of mappings, nested or dotted."""
-    for key, value in said.items():
-        if isinstance(value, dict) and value:
-            yield from _overrides(value, (*at, key))
-        else:
-            yield (*at, key), value
 
 
 # ------------------------------------------------------------------------------------------------ many files

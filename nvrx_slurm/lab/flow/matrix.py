@@ -90,10 +90,9 @@ class RoleShape:
         self.plan, self.role, self.stage = plan, role, stage
         self.bounds = plan.fault_tolerance
         self.replica = replica_id(role.name, 0)
-        # Every replica of the job → its role.
-        self.replicas = {replica_id(each.name, index): each for each in plan.roles for index in range(each.replicas)}
+        self.replicas = plan.replica_roles
         self.restarts = role.on_failure in ("restart_replica", "restart_job")
-        self.last_rank = role.nodes_per_replica * role.workers_per_node - 1
+        self.last_rank = role.world_size - 1
         self.whose = self.named(self.replica)
 
     def named(self, replica: str) -> Item:

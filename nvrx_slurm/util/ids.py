@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from random import SystemRandom
-
 
 def new_incarnation() -> str:
     """A fresh name for one agent process; no two agents of a job ever share one."""
+    from random import SystemRandom  # with hashlib, which a program that only names replicas does without
+
     return SystemRandom().randbytes(6).hex()
 
 

@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from greenlet import getcurrent, greenlet
 
 from nvrx_slurm.errors import SimulationStuck
-from nvrx_slurm.lab.simulation.loop import BEGIN_S, unlogged
+from nvrx_slurm.lab.simulation.loop import BEGIN_S, uncollected, unlogged
 
 T = TypeVar("T")
 ShapeT = TypeVar("ShapeT")
@@ -693,7 +693,8 @@ class VirtualHistory(ABC, Generic[ShapeT, ActT]):
 
     def run(self) -> HistoryResult:
         found, scheduler = self.promises, self.scheduler
-        with unlogged(), self.names.installed():
+        # Without the cycle collector: what it finalises would act at a moment that no seed decides.
+        with unlogged(), uncollected(), self.names.installed():
             try:
                 until_s = self.begin()
                 scheduler.run(lambda: found.broken is not None or self.is_over(), until_s)

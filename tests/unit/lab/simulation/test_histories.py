@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -70,6 +71,23 @@ def test_a_seed_is_the_same_history_in_any_process(of: str) -> None:
     env = {**os.environ, "PYTHONHASHSEED": "4711"}
     done = subprocess.run([sys.executable, "-c", DIGESTS, of], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == here
+
+
+@pytest.fixture
+def thresholds() -> Iterator[tuple[int, ...]]:
+    """Those of the cycle collector, which the test sets."""
+    before = gc.get_threshold()
+    yield (100, 300, 700, 2000)
+    gc.set_threshold(*before)
+
+
+def test_a_seed_is_the_same_history_whenever_cycles_are_collected(thresholds: tuple[int, ...]) -> None:
+    """In this one a reader is killed: what the collector finalises of its client acted in the middle of a history."""
+    digests = set()
+    for threshold in thresholds:
+        gc.set_threshold(threshold)
+        digests.add(RUNNERS["transport"](90, None).digest)
+    assert len(digests) == 1
 
 
 def test_the_fewest_acts_that_break_the_same_promise() -> None:

@@ -125,7 +125,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tasks: list[Task[Any]] = []
         self._most_tasks = 256
         self._until_s = math.inf
-        self._ended = False
         self._open = True
         # Returns False, as BaseEventLoop's does. Every future calls it, and a method in C costs a third of the time.
         self.get_debug = False.__bool__  # type: ignore[method-assign]
@@ -233,14 +232,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         task = self.create_task(main) if asyncio.iscoroutine(main) else main
         assert isinstance(task, asyncio.Future)
-        self._until_s, self._ended = self.now_s + until_s, task.done()
-        # In no process's context: a frozen owner would hold this step back.
-        task.add_done_callback(self._end, context=Context())
+        self._until_s = self.now_s + until_s
         # The cycle collector is off: when it runs depends on all that ran before, so what it finalises would act at a
         # moment that no seed decides.
-        ready, owner_mark = self._ready, OWNER
+        ready, owner_mark, is_done = self._ready, OWNER, task.done
         with _running(self), uncollected():
-            while not self._ended:
+            while not is_done():
                 self.steps = steps = self.steps + 1
                 if steps > most_steps:
                     self._give_up(f"took more than {most_steps:,} steps")
@@ -262,9 +259,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task.result()
 
     run_until_complete = run  # type: ignore[assignment]
-
-    def _end(self, _: object) -> None:
-        self._ended = True
 
     def _advance(self) -> None:
         """Time jumps to the next timer that is not cancelled."""

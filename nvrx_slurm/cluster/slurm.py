@@ -120,7 +120,12 @@ class SlurmCluster:
             known = states_of(rows, numbers)
             # squeue forgets a job MinJobAge after its end, and each element of an array after its own; the accounting
             # keeps them. Only for these: of a requeued job the accounts go on to show how the run before has ended.
-            absent = [number for number in numbers if _may_have_forgotten(number, known.get(number), rows)]
+            # Not listed, or an array of which elements are listed that have all ended: there may be more.
+            absent = [
+                number
+                for number in numbers
+                if (state := known.get(number)) is None or (state.terminal and number not in rows)
+            ]
             if absent:
                 known |= states_of(self._sacct_states(cluster, absent) | rows, absent)
             found |= {job_id: known[number] for number, job_id in numbers.items() if number in known}
@@ -187,11 +192,6 @@ class SlurmCluster:
         if not listing.ok and NO_ACCOUNTING not in listing.stderr:
             log.debug("sacct: %s", listing.reason)
         return listed_states(listing.stdout)
-
-
-def _may_have_forgotten(number: str, state: JobState | None, rows: Mapping[str, JobState]) -> bool:
-    """Whether squeue does not list a job, or lists elements of an array that have all ended: there may be more."""
-    return state is None or (state.terminal and number not in rows)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ NODE = (
     node(
         "lost-join-not-missed",
         "an agent whose join the store has lost joins again",
-        Edit(JOINING, "return None if await self._store.has_join_of(incarnation) else incarnation", "return None"),
+        Edit(JOINING, "if not await self._store.has_join_of(incarnation):", "if False:"),
         tests=("tests/unit/agent/test_joining.py",),
     ),
     node(

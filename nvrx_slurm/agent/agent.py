@@ -491,11 +491,7 @@ class Agent:
 
     def _on_controller_up(self, order: ControllerUp) -> None:
         self.liveness.controller_is(order, self.publisher.incarnation)
-        self._go(self._look_for_join(order))
-
-    async def _look_for_join(self, controller: ControllerUp) -> None:
-        if (incarnation := await self.joining.join_is_lost_under(controller)) is not None:
-            self.inbox.put_nowait(JoinLost(incarnation))
+        self._go(self.joining.look_for_join(order))
 
     # ---- stopping
 

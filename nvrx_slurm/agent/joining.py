@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from nvrx_slurm.agent.events import JoinLost
 from nvrx_slurm.agent.machine import Machine, WorkersPort
 from nvrx_slurm.agent.reporting import FactPublisher
 from nvrx_slurm.journal.records import AnyOrder, Assignment, ControllerUp, NodeJoined
@@ -27,7 +28,7 @@ class Joining:
         store: StoreClient,
         publisher: FactPublisher,
         workers: WorkersPort,
-        post: Callable[[AnyOrder], None],
+        post: Callable[[AnyOrder | JoinLost], None],
     ) -> None:
         self._machine, self._addr, self._token = machine, addr, token
         self._store, self._publisher, self._workers, self._post = store, publisher, workers, post
@@ -80,13 +81,14 @@ class Joining:
                 self._post(order)
         return last
 
-    async def join_is_lost_under(self, controller: ControllerUp) -> str | None:
-        """The incarnation whose join a store that lost its data before this controller took over has lost. None:
-        it has the join, or the join is under way and reaches the store that this controller reads."""
+    async def look_for_join(self, controller: ControllerUp) -> None:
+        """Post it if a store that lost its data before this controller took over has lost the join. One that is under
+        way reaches the store that this controller reads. Raises StoreUnreachable."""
         incarnation = self._publisher.incarnation
         if controller == self._joined_under or not self._publisher.joined.is_set():
-            return None
-        return None if await self._store.has_join_of(incarnation) else incarnation
+            return
+        if not await self._store.has_join_of(incarnation):
+            self._post(JoinLost(incarnation))
 
 
 class Orders:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.agent.events import JoinLost
 from nvrx_slurm.agent.joining import Joining, Orders
 from nvrx_slurm.agent.linux import HeldPort
 from nvrx_slurm.agent.reporting import FactPublisher
@@ -232,14 +233,17 @@ async def test_join_that_the_store_has_lost_is_found_when_another_controller_tak
     store = StoreClient(ADDRESS, clock=SystemClock(), connection=connection)
     publisher = FactPublisher(node="n1", generation=0, store=store, incarnation="a")
     machine: Any = SimpleNamespace(hold_port=lambda: SimpleNamespace(number=1), pid=1)
+    posted: list[Any] = []
     joining = Joining(
-        machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=lambda order: None
+        machine, addr="n1", token="t", store=store, publisher=publisher, workers=machine, post=posted.append
     )
     other = ControllerUp(epoch=2, host="h", port=1)
-    assert await joining.join_is_lost_under(other) is None  # it has not joined yet
+    await joining.look_for_join(other)  # it has not joined yet
     await joining.join()
-    assert await joining.join_is_lost_under(other) is None
+    await joining.look_for_join(other)
+    assert posted == []
     await connection.delete(store.keys.joins)
-    assert await joining.join_is_lost_under(other) == "a"
+    await joining.look_for_join(other)
     publisher.renew_incarnation()
-    assert await joining.join_is_lost_under(other) is None  # the join of the new one is under way
+    await joining.look_for_join(other)  # the join of the new one is under way
+    assert posted == [JoinLost("a")]

@@ -469,7 +469,9 @@ class JobHistory:
                     self._fail(replica.id, "node", self.t, None, None, name, known.first_noticed)
 
     def _stops(self, fact: records.Fact) -> bool:
-        """Whether the fact is the answer that ends the job, before its rendezvous is looked at."""
+        """Whether the fact is the signal, or the answer, that ends the job before its rendezvous is looked at."""
+        if isinstance(fact, records.Signalled):
+            return True
         known = self.failures.get((fact.replica, fact.cycle)) if isinstance(fact, records.Attributed) else None
         if known is None or not known.waits or known.decided:
             return False

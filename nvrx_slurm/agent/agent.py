@@ -629,6 +629,9 @@ class Agent:
     def _join_again(self) -> None:
         self.heartbeat.release_now()  # the next incarnation has no grant to outlive its lease
         self.publisher.renew_incarnation()
+        # An order that the store has lost may have opened a later cycle than the one that this agent gets now. What
+        # was looked up before is for the incarnation before alone.
+        self.opened.clear()
         self.fenced = False
         # Only now: the key is the new incarnation's. The old one may have been sent over the network.
         self.joining.open_fence()

@@ -143,6 +143,15 @@ async def test_ranks_are_for_the_agent_that_asked(node: Node) -> None:
         other.bind(("", node.agent.joining.port.number))
 
 
+async def test_order_of_before_it_joined_again_holds_no_ranks_back(node: Node) -> None:
+    """The agent had read that a later cycle is open, and the store has lost that order with its data: the next
+    controller knows of no such cycle, and closes this one."""
+    node.agent._cycle_is_over("main-0", 1)
+    node.agent._join_again()
+    node.assign()
+    assert await node.ranks_started() == [2, 3]
+
+
 async def test_workers_wait_until_the_agent_is_in_touch(node: Node) -> None:
     """The agent starts no workers while more than half of its lease is spent: after a partition an order may arrive
     before the next heartbeat, and workers without a lease would be killed."""

@@ -108,6 +108,12 @@ class Promises:
             self.generation = max((each.generation for each in records if isinstance(each, JobStarted)), default=-1)
             if self.shutdown not in records:
                 self.lost_shutdown, self.shutdown = self.shutdown, None
+            self.cycle.clear()
+            for each in records:
+                if isinstance(each, JobStarted):
+                    self.cycle.clear()
+                elif isinstance(each, RendezvousOpened):
+                    self.cycle[each.replica] = each.cycle
             self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
             for entry in copy:
                 self.monitors.enter(entry)

@@ -14,6 +14,7 @@ from typing import Any
 
 from nvrx_slurm.errors import StoreUnreachable, UntrustedRecord
 from nvrx_slurm.inprocess import environment
+from nvrx_slurm.inprocess.barriers import LEFT
 from nvrx_slurm.inprocess.exception import OptionError, StoreError
 from nvrx_slurm.inprocess.store import Cancelled, Connection, Store
 from nvrx_slurm.store.connection import ANSWER_S, ClientClosed, Command, CommandRefused, Look, RetryingRedis
@@ -184,8 +185,9 @@ class RedisConnection(Connection):
         key = self._keys.gate(barrier)
         payload = self._signed(f"{key} {member}", payload)
         new, _, arrived = self._ask(["HSET", key, member, payload], ["EXPIRE", key, KEEP_S], ["HLEN", key])
-        # This member was the first; or it may have been, and the answer was lost.
-        if new == arrived or self._client.asked_again:
+        # This member was the first; or it may have been, and the answer was lost. The last barrier is not listed: the
+        # last member there may clear the call before the first one could list it.
+        if barrier != LEFT and (new == arrived or self._client.asked_again):
             self._ask(["RPUSH", self._keys.gates, barrier], ["EXPIRE", self._keys.gates, KEEP_S])
         return int(arrived)
 
@@ -231,7 +233,8 @@ class RedisConnection(Connection):
     def clear(self) -> None:
         keys = self._keys
         [gates] = self._ask(["LRANGE", keys.gates, 0, -1])
-        self._ask(["UNLINK", keys.log, keys.beats, keys.gates, *(keys.gate(barrier.decode()) for barrier in gates)])
+        listed = (keys.gate(barrier.decode()) for barrier in gates)
+        self._ask(["UNLINK", keys.log, keys.beats, keys.gates, keys.gate(LEFT), *listed])
 
     def cancel(self) -> None:
         self._client.cancel()

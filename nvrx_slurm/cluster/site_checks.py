@@ -128,7 +128,7 @@ def _partition(site: Site) -> Iterator[SiteCheck]:
 
 def _time(site: Site) -> Iterator[SiteCheck]:
     asked_s, most, default = site.spec.slurm.time, site.partition.get("MaxTime"), site.partition.get("DefaultTime")
-    most_s = parse_time_limit(most) if most and most not in ("UNLIMITED", *_UNSET) else None
+    most_s = parse_time_limit(most) if most and most not in _UNSET else None
     if asked_s is not None and most_s is not None and asked_s > most_s:
         yield SiteCheck(
             part="time", level="fail", seen=f"slurm.time is {words(asked_s)}, MaxTime={most}", by="you",

@@ -42,7 +42,7 @@ LAST_OUTPUT_S = 0.5
 STOPPED = "the workers of its cycle are stopped"
 
 
-class Commands(msgspec.Struct):
+class Commands(msgspec.Struct, eq=False):
     """The commands on this node, each a task beside the agent's loop (`go`)."""
 
     store: StoreClient

@@ -84,7 +84,7 @@ class RoleWarmth(msgspec.Struct):
     settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
-class Prewarming(msgspec.Struct):
+class Prewarming(msgspec.Struct, eq=False):
     """Of one node. `go`: runs a task beside the agent's loop."""
 
     plan: Plan

@@ -37,7 +37,7 @@ RESTARTS_AT_ONCE = 16
 RESTARTS_EVERY_S = 10.0
 
 
-class Reporting(msgspec.Struct):
+class Reporting(msgspec.Struct, eq=False):
     """Keeps count in the cycle itself: who runs, and of whom the controller knows.
 
     `shares_signals`: Slurm started the agent, and signals it and its workers at once.

@@ -92,7 +92,7 @@ class Stacks:
 DUMP_FIRST_S = 3.0
 
 
-class Dumping(msgspec.Struct):
+class Dumping(msgspec.Struct, eq=False):
     """Writes down beside the agent's loop (`go`), and posts `Dumped` when that is done."""
 
     stacks: StacksPort

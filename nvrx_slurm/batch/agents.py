@@ -80,7 +80,7 @@ class Step(msgspec.Struct, eq=False):
     nodes: set[str] = set()
 
 
-class AgentSteps(msgspec.Struct):
+class AgentSteps(msgspec.Struct, eq=False):
     """Runs the steps. `start` starts an srun for its command; `slurm` asks about the nodes; `tell` journals what is
     started; `is_over` says whether the job has ended. `own_flags`: the first step, too, names its nodes: the command
     is not for all that the job has."""

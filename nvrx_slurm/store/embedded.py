@@ -117,7 +117,7 @@ async def kill_server(server: Process) -> None:
         await asyncio.wait_for(server.wait(), KILLED_S)
 
 
-class EmbeddedStore(msgspec.Struct):
+class EmbeddedStore(msgspec.Struct, eq=False):
     """One server. It can be started again after a crash, and nothing recorded is lost, since each command reaches the
     append-only file (the kernel's page cache) before its answer is sent.
 
@@ -136,6 +136,9 @@ class EmbeddedStore(msgspec.Struct):
     adopt: Callable[[], None] | None = None
     port: int = 0
     _drain: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"EmbeddedStore({str(self.folder)!r})"  # a password never comes into a log
 
     def url(self, host: str) -> str:
         """Where it listens. `host`: the name or address by which clients reach this machine."""

@@ -76,7 +76,6 @@ class Promises:
         self.ended: JobEnded | None = None
         self.generation = -1
         self.closed: dict[tuple[str, int], RendezvousClosed] = {}  # of this generation
-        self.cycle: dict[str, int] = {}  # replica → the newest cycle of it that was opened
         self.live: dict[tuple[str, int], SimulatedWorker] = {}
         self._ordered: set[bytes] = set()
         self._closing: dict[bytes, int] = {}
@@ -108,12 +107,6 @@ class Promises:
             self.generation = max((each.generation for each in records if isinstance(each, JobStarted)), default=-1)
             if self.shutdown not in records:
                 self.lost_shutdown, self.shutdown = self.shutdown, None
-            self.cycle.clear()
-            for each in records:
-                if isinstance(each, JobStarted):
-                    self.cycle.clear()
-                elif isinstance(each, RendezvousOpened):
-                    self.cycle[each.replica] = each.cycle
             self.monitors = JournalMonitors(self.plan, self._broken, self._outage_s)
             for entry in copy:
                 self.monitors.enter(entry)
@@ -219,7 +212,6 @@ class Promises:
                     self._broken(Promise.JOURNAL, f"generation {generation} started after {self.generation}")
                 self.generation, self.shutdown, self.ended = generation, None, None
                 self.closed.clear()
-                self.cycle.clear()
             case NodeJoined():
                 self._joined.add((record.node, record.incarnation))
             case NodeLost():
@@ -232,12 +224,9 @@ class Promises:
                 if self.shutdown is not None:
                     why = f"{record.replica} cycle {record.cycle} was opened after the shutdown"
                     self._broken(Promise.SHUTDOWN, why)
-                self.cycle[record.replica] = record.cycle
             case RendezvousClosed():
                 self.closed[record.replica, record.cycle] = record
                 what = f"{record.replica} cycle {record.cycle} was closed"
-                if self.cycle.get(record.replica) != record.cycle:
-                    self._broken(Promise.JOURNAL, f"{what} and not open")
                 for (replica, _), worker in self.live.items():
                     if replica == record.replica:
                         self._broken(Promise.RANKS, f"{what} while {worker} lived")
